@@ -1,0 +1,94 @@
+# Everything a checkout needs: each target makes the environment it wants in .venv first.
+
+PYTHON ?= python3
+VENV ?= .venv
+
+RUNTIME := $(VENV)/.runtime
+DEVELOPMENT := $(VENV)/.development
+
+.DEFAULT_GOAL := help
+.PHONY: help demo run test lint check lowest lock clean
+
+help:  ## what can be made (this list)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+demo: $(RUNTIME)  ## play the whole story against a real server on a temporary database
+	$(VENV)/bin/receiver demo
+
+run: $(RUNTIME)  ## serve the development folder dev/, written first if it is missing
+	test -e dev/receiver.toml || $(VENV)/bin/receiver init dev
+	$(VENV)/bin/receiver serve --config dev/receiver.toml
+
+test: $(DEVELOPMENT)  ## run the tests
+	$(VENV)/bin/python -m pytest
+
+lint: $(DEVELOPMENT)  ## check format, style and types
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+
+check: lint test  ## the one gate: lint, then the tests
+
+lowest:  ## run the tests with the oldest versions that pyproject.toml allows
+	$(CHECK_PYTHON)
+	$(PYTHON) -m venv --clear .venv-lowest
+	.venv-lowest/bin/python -m pip install $(PIP_FLAGS) uv
+	VIRTUAL_ENV=.venv-lowest .venv-lowest/bin/uv pip install --quiet --resolution lowest-direct \
+		--editable '.[test]'
+	.venv-lowest/bin/python -m pytest
+
+lock:  ## pin the newest versions of everything again, with their hashes
+	$(CHECK_PYTHON)
+	$(PYTHON) -m venv --clear .venv-lock
+	.venv-lock/bin/python -m pip install $(PIP_FLAGS) uv
+	$(COMPILE) --all-extras --output-file .ci/development.lock
+	$(COMPILE) --constraint .ci/development.lock --output-file .ci/runtime.lock
+
+clean:  ## remove the environments and caches; dev/ stays
+	rm -rf .venv .venv-* build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find cli.py receiver store tests -name __pycache__ -prune -exec rm -rf {} +
+
+# One lock holds for every Python and platform. Neither an index nor a note of where a pin came
+# from is written into it.
+COMPILE = .venv-lock/bin/uv pip compile pyproject.toml --group build --upgrade --universal \
+	--python-version 3.11 --generate-hashes --no-annotate --no-emit-index-url --quiet \
+	--custom-compile-command "make lock"
+
+PIP_FLAGS := --quiet --disable-pip-version-check --no-input
+
+# The lock names every package, setuptools too, so the project itself brings nothing in.
+INSTALL_SELF = $(VENV)/bin/python -m pip install $(PIP_FLAGS) --no-deps --no-build-isolation --editable .
+
+# Read by whatever Python is found, so written to run on a very old one as well.
+define PYTHON_CHECK
+import sys
+version = "%d.%d" % sys.version_info[:2]
+if sys.version_info < (3, 11):
+    sys.exit("$(PYTHON) is Python " + version + "; Receiver needs 3.11 or newer: install one"
+             " (Debian 12: apt-get install python3.11-venv) and run make with PYTHON=python3.11")
+try:
+    from ensurepip import bootstrap
+    import venv
+except ImportError:
+    sys.exit("$(PYTHON) can't make an environment, its venv or ensurepip is missing: install it"
+             " (Debian, Ubuntu: apt-get install python" + version + "-venv)")
+endef
+export PYTHON_CHECK
+
+define CHECK_PYTHON
+@$(PYTHON) -c '' 2>/dev/null || { echo "$(PYTHON) is missing or does not run: install Python 3.11" \
+	"or newer (Debian, Ubuntu: apt-get install python3-venv)" >&2; exit 1; }
+@$(PYTHON) -c "$$PYTHON_CHECK"
+endef
+
+# The environment is made afresh when the pins change, so that no package stays from earlier ones.
+$(RUNTIME): pyproject.toml .ci/runtime.lock
+	$(CHECK_PYTHON)
+	$(PYTHON) -m venv --clear $(VENV)
+	$(VENV)/bin/python -m pip install $(PIP_FLAGS) --require-hashes --requirement .ci/runtime.lock
+	$(INSTALL_SELF)
+	@touch $@
+
+$(DEVELOPMENT): $(RUNTIME) .ci/development.lock
+	$(VENV)/bin/python -m pip install $(PIP_FLAGS) --require-hashes --requirement .ci/development.lock
+	@touch $@

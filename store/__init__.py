@@ -1,0 +1,1 @@
+"""What Receiver keeps, and the only place that knows SQLite."""

@@ -1,0 +1,108 @@
+"""Deliveries whose event key is known but whose content differs, kept aside."""
+
+from dataclasses import dataclass
+
+from store.database import Snapshot, Tx
+
+#: Distinct contents kept for one event; further ones are only counted on the newest.
+CONTENTS_MAX = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """A different content that came under a known event key."""
+
+    id: int
+    event: int
+    body: bytes
+    content_type: str
+    received_ms: int
+    deliveries: int
+    request_id: str
+    resolved_ms: int | None
+
+
+_COLUMNS = "id, event, body, content_type, received_ms, deliveries, request_id, resolved_ms"
+
+
+def add(
+    tx: Tx,
+    event: int,
+    *,
+    content_sha256: bytes,
+    body: bytes,
+    content_type: str,
+    received_ms: int,
+    request_id: str,
+) -> None:
+    """Keep a content, or count one more delivery of it."""
+    kept = tx.db.execute("select count(*) from receiver_conflicts where event = ?", (event,)).get
+    if kept >= CONTENTS_MAX and _count(tx, event, content_sha256):
+        return
+    tx.db.execute(
+        """
+        insert into receiver_conflicts (
+          event, content_sha256, body, content_type, received_ms, deliveries, request_id)
+        values (?, ?, ?, ?, ?, 1, ?)
+        on conflict (event, content_sha256) do update set deliveries = deliveries + 1
+        """,
+        (event, content_sha256, body, content_type, received_ms, request_id),
+    )
+
+
+def _count(tx: Tx, event: int, content_sha256: bytes) -> bool:
+    tx.db.execute(
+        """
+        update receiver_conflicts set deliveries = deliveries + 1
+        where id = coalesce(
+          (select id from receiver_conflicts where event = :event and content_sha256 = :content),
+          (select max(id) from receiver_conflicts where event = :event))
+        """,
+        {"event": event, "content": content_sha256},
+    )
+    return tx.db.changes() == 1
+
+
+def by_id(snapshot: Snapshot, number: int) -> Conflict | None:
+    """One conflict."""
+    values = snapshot.db.execute(
+        f"select {_COLUMNS} from receiver_conflicts where id = ?",  # noqa: S608  constant
+        (number,),
+    ).fetchone()
+    return None if values is None else Conflict(*values)
+
+
+def of_event(snapshot: Snapshot, event: int) -> list[Conflict]:
+    """The conflicts of one event, oldest first."""
+    return [
+        Conflict(*values)
+        for values in snapshot.db.execute(
+            f"""
+            select {_COLUMNS} from receiver_conflicts where event = ? order by id
+            """,  # noqa: S608  constant columns
+            (event,),
+        )
+    ]
+
+
+def listed(snapshot: Snapshot, *, resolved: bool = False, limit: int = 50) -> list[Conflict]:
+    """Open conflicts (or resolved ones too), newest first."""
+    return [
+        Conflict(*values)
+        for values in snapshot.db.execute(
+            f"""
+            select {_COLUMNS} from receiver_conflicts
+            where resolved_ms is null or ? order by id desc limit ?
+            """,  # noqa: S608  constant columns
+            (resolved, limit),
+        )
+    ]
+
+
+def resolve(tx: Tx, number: int) -> bool:
+    """The operator has looked; False if it is not open."""
+    tx.db.execute(
+        "update receiver_conflicts set resolved_ms = ? where id = ? and resolved_ms is null",
+        (tx.now_ms, number),
+    )
+    return tx.db.changes() == 1

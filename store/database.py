@@ -1,0 +1,391 @@
+"""Opens the file, and runs jobs in transactions on its one writing connection."""
+
+import contextlib
+import os
+import stat
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+import apsw
+
+from store import founder, guard, schema
+from store.errors import Replaced, StoreError, TransactionLost, Unavailable
+
+T = TypeVar("T")
+
+#: How long the command line waits for the write lock, in seconds, and how often it asks.
+LOCK_WAIT_S = 10.0
+LOCK_POLL_S = 0.001
+
+#: Jobs in one commit.
+BATCH_MAX = 128
+
+#: Pages of 4 KiB in the -wal before SQLite moves them into the file.
+CHECKPOINT_PAGES = 2000
+
+#: What ends a transaction's chance of being durable, whatever the job was.
+_ENGINE_ERRORS = (
+    apsw.FullError,
+    apsw.IOError,
+    apsw.NoMemError,
+    apsw.ReadOnlyError,
+    apsw.CantOpenError,
+    apsw.CorruptError,
+    apsw.NotADBError,
+)
+
+
+class Snapshot:
+    """One consistent state of the file, for reading."""
+
+    __slots__ = ("db",)
+
+    def __init__(self, db: apsw.Connection) -> None:
+        self.db = db
+
+
+class Tx(Snapshot):
+    """An open write transaction, at one instant: functions that write take it first."""
+
+    __slots__ = ("attempt", "now_ms")
+
+    def __init__(self, db: apsw.Connection, now_ms: int) -> None:
+        super().__init__(db)
+        self.now_ms = now_ms
+        #: `with tx.attempt:` undoes what its body wrote if the body raises.
+        self.attempt = _Savepoint(db)
+
+
+class _Savepoint:
+    __slots__ = ("db",)
+
+    def __init__(self, db: apsw.Connection) -> None:
+        self.db = db
+
+    def __enter__(self) -> None:
+        self.db.execute("savepoint attempt")
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if not self.db.in_transaction:
+            raise TransactionLost(_words(error)) from error
+        if kind is not None:
+            self.db.execute("rollback to attempt")
+        self.db.execute("release attempt")
+
+
+class Job(Generic[T]):
+    """Something to do in a transaction.
+
+    When a job ends the whole transaction, each job of its batch runs again, alone; one that
+    ends that too is done by its `keep(tx, why)` instead. So nobody fails a neighbour twice.
+    """
+
+    __slots__ = ("alone", "error", "keep", "result", "run")
+
+    def __init__(self, run: Callable[[Tx], T], keep: Callable[[Tx, str], T] | None = None) -> None:
+        self.run = run
+        self.keep = keep
+        self.alone = False
+        self.result: T | None = None
+        self.error: BaseException | None = None
+
+    def fall_back(self) -> bool:
+        """The transaction was lost: choose the next, safer way. False: there is none."""
+        if not self.alone:
+            self.alone = True
+            return True
+        if self.keep is None:
+            self.error = self.error or TransactionLost("a statement ended the transaction")
+            return False
+        keep, why = self.keep, _words(self.error)
+        self.run, self.keep = (lambda tx: keep(tx, why)), None
+        return True
+
+
+AnyJob = TypeVar("AnyJob", bound=Job[Any])
+
+
+def next_batch(queue: deque[AnyJob]) -> list[AnyJob]:
+    """Take the jobs for the next transaction from the front of a queue that is not empty."""
+    batch = [queue.popleft()]
+    if not batch[0].alone:
+        while queue and len(batch) < BATCH_MAX and not queue[0].alone:
+            batch.append(queue.popleft())
+    return batch
+
+
+def put_back(queue: deque[AnyJob], batch: Sequence[AnyJob]) -> list[AnyJob]:
+    """After a lost transaction: what may run again goes to the front; returns the rest."""
+    lost = []
+    for job in reversed(batch):
+        if job.fall_back():
+            queue.appendleft(job)
+        else:
+            lost.append(job)
+    return lost
+
+
+class Store:
+    """The open file. One thread at a time may use it."""
+
+    def __init__(self, path: Path, clock: Callable[[], int]) -> None:
+        self.path = str(path)
+        self.clock = clock
+        self._open()
+
+    @classmethod
+    def create(cls, path: Path, clock: Callable[[], int]) -> "Store":
+        """Open the file, made (0600) and migrated if need be. Raises StoreError."""
+        _make_file(path)
+        return cls.open(path, clock)
+
+    @classmethod
+    def open(cls, path: Path, clock: Callable[[], int]) -> "Store":
+        """Open a file that exists, migrated if need be. Raises StoreError."""
+        if not path.exists():
+            raise StoreError(f"{path}: there is no such file yet; `receiver serve` makes it")
+        try:
+            store = cls(path, clock)
+        except apsw.Error as error:
+            raise StoreError(f"{path}: {_words(error)}") from error
+        try:
+            schema.migrate(store.db, clock())
+        except (apsw.Error, StoreError) as error:
+            store.close()
+            raise StoreError(f"{path}: {_words(error)}") from error
+        return store
+
+    def _open(self) -> None:
+        self.db = apsw.Connection(self.path, flags=apsw.SQLITE_OPEN_READWRITE)
+        try:
+            _prepare(self.db)
+            founder.install(self.db)
+            # The -wal is there once something was read through it.
+            self.db.execute("select count(*) from sqlite_schema").fetchall()
+            self._identity = self._on_disk()
+        except BaseException:
+            self.db.close(True)
+            raise
+        guard.protect(self.path)
+
+    def close(self) -> None:
+        """Close the file; SQLite moves the -wal into it if nobody else has it open."""
+        self.db.close(True)
+        guard.release(self.path)
+
+    def reopen(self) -> None:
+        """After an I/O error: a new connection, and a checkpoint that must succeed.
+
+        The kernel drops pages that it failed to write and reports that once, so what the old
+        connection believes to be in the -wal may not be. Raises Unavailable.
+        """
+        try:
+            self.db.close(True)
+            self._open()
+            self.db.execute("pragma wal_checkpoint(passive)").fetchall()
+        except (apsw.Error, OSError) as error:
+            raise Unavailable(f"the file can't be written: {_words(error)}") from error
+
+    def begin(self) -> Tx | None:
+        """Start a transaction, or None while another process holds the lock."""
+        try:
+            self.db.execute("begin immediate")
+        except apsw.BusyError:
+            return None
+        except _ENGINE_ERRORS as error:
+            raise Unavailable(_words(error)) from error
+        return Tx(self.db, self.clock())
+
+    def run(self, tx: Tx, jobs: Sequence[Job[Any]]) -> bool:
+        """Run each job in its own savepoint; False if one ended the whole transaction.
+
+        A job that raises undoes only itself and keeps its error. Raises Unavailable, with
+        everything undone, when the disk failed.
+        """
+        try:
+            for job in jobs:
+                _run_one(tx, job)
+        except TransactionLost:
+            return False
+        except _ENGINE_ERRORS as error:
+            self._abandon()
+            raise Unavailable(_words(error)) from error
+        return True
+
+    def commit(self) -> bool:
+        """Make it durable. False if a constraint that is checked last refused it.
+
+        Raises Unavailable if it failed, and Replaced if it went into a file that is no longer
+        the one on disk; either way nothing may be acknowledged.
+        """
+        try:
+            self.db.execute("commit")
+        except apsw.ConstraintError:
+            self._abandon()
+            return False
+        except apsw.Error as error:
+            self._abandon()
+            raise Unavailable(_words(error)) from error
+        self.check_identity()
+        return True
+
+    def check_identity(self) -> None:
+        """Raises Replaced unless the file and the -wal we write are the ones on disk."""
+        if self._on_disk() != self._identity:
+            raise Replaced(
+                f"{self.path} or its -wal was replaced while it was open: nothing written to "
+                "it since is in the file on disk. Stop what replaced it, then start again"
+            )
+
+    def begin_waiting(self) -> Tx:
+        """Start a transaction, asking for the lock every millisecond. Raises Unavailable."""
+        deadline = time.monotonic() + LOCK_WAIT_S
+        while True:
+            tx = self.begin()
+            if tx is not None:
+                return tx
+            if time.monotonic() > deadline:
+                raise Unavailable(f"{self.path}: another process holds the write lock")
+            time.sleep(LOCK_POLL_S)
+
+    def write(self, run: Callable[[Tx], T]) -> T:
+        """Run one job now and return its result, committed. For the command line."""
+        job = Job(run)
+        self.write_all([job])
+        if job.error is not None:
+            raise job.error
+        return job.result  # type: ignore[return-value]  # run's own result, None included
+
+    def write_all(self, jobs: Sequence[Job[Any]]) -> None:
+        """Run jobs now, in as few transactions as may be; each keeps its result or error."""
+        queue = deque(jobs)
+        while queue:
+            batch = next_batch(queue)
+            if not (self.run(self.begin_waiting(), batch) and self.commit()):
+                put_back(queue, batch)
+
+    def look(self, see: Callable[[Snapshot, int], T]) -> T | None:
+        """What `see` finds now (UTC milliseconds), or None while the file can't be read."""
+        try:
+            return see(Snapshot(self.db), self.clock())
+        except (apsw.BusyError, *_ENGINE_ERRORS):
+            return None
+
+    def _abandon(self) -> None:
+        if self.db.in_transaction:
+            with contextlib.suppress(apsw.Error):
+                self.db.execute("rollback")
+
+    def _on_disk(self) -> tuple[int, int, int, int]:
+        # stat opens nothing: closing a descriptor of these files would drop SQLite's locks.
+        try:
+            file, wal = os.stat(self.path), os.stat(self.path + "-wal")
+        except FileNotFoundError:
+            return (0, 0, 0, 0)
+        return (file.st_dev, file.st_ino, wal.st_dev, wal.st_ino)
+
+
+@contextlib.contextmanager
+def snapshot(path: Path) -> Iterator[Snapshot]:
+    """One consistent state of the file, read on a connection of its own.
+
+    Never waits for the writer. Raises StoreError if the file is missing, newer, or not ours.
+    """
+    if not path.exists():
+        raise StoreError(f"{path}: there is no such file yet; `receiver serve` makes it")
+    try:
+        db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
+    except apsw.Error as error:
+        raise StoreError(f"{path}: {_words(error)}") from error
+    try:
+        db.set_busy_timeout(5000)
+        db.execute("pragma query_only = on")
+        db.execute("begin")
+        found = schema.version(db)
+        schema.refuse_newer(found)
+        if found == 0:
+            raise StoreError(f"{path}: has no Receiver tables yet; `receiver serve` makes them")
+        yield Snapshot(db)
+    except apsw.NotADBError as error:
+        raise StoreError(f"{path}: {_words(error)}") from error
+    finally:
+        db.close(True)
+
+
+def _run_one(tx: Tx, job: Job[Any]) -> None:
+    db = tx.db
+    job.result = job.error = None
+    db.execute("savepoint job")
+    try:
+        job.result = job.run(tx)
+    except _ENGINE_ERRORS:
+        raise
+    except Exception as error:
+        # The one place where any error of a job is caught: it is the job's alone.
+        job.error = error
+        if not db.in_transaction:
+            raise TransactionLost(_words(error)) from error
+        db.execute("rollback to job")
+    if not db.in_transaction:
+        raise TransactionLost("a statement ended the transaction")
+    db.execute("release job")
+
+
+def _prepare(db: apsw.Connection) -> None:
+    # The writer never waits inside SQLite: it asks again, and answers others meanwhile.
+    db.set_busy_timeout(0)
+    # EXTRA, not FULL, and before WAL: the switch to WAL deletes a rollback journal, and the
+    # first events are lost in a power cut if that deletion is not durable. NORMAL loses
+    # acknowledged events. https://www.sqlite.org/pragma.html#pragma_synchronous
+    db.execute("pragma synchronous = extra")
+    mode = _retry_busy(lambda: db.execute("pragma journal_mode = wal").get)
+    if mode != "wal":
+        raise StoreError(
+            f"the file can't be put in WAL mode (it is {mode}): is it on a network file system?"
+        )
+    # The founder's own tables may declare foreign keys; an effect must not break them.
+    db.execute("pragma foreign_keys = on")
+    db.execute("pragma temp_store = memory")
+    db.execute(f"pragma wal_autocheckpoint = {CHECKPOINT_PAGES}")
+
+
+def _retry_busy(ask: Callable[[], T]) -> T:
+    deadline = time.monotonic() + LOCK_WAIT_S
+    while True:
+        try:
+            return ask()
+        except apsw.BusyError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(LOCK_POLL_S)
+
+
+def _make_file(path: Path) -> None:
+    try:
+        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise StoreError(f"{path}: is not a file") from None
+        return
+    except OSError as error:
+        raise StoreError(f"{path}: can't be made: {error.strerror}") from error
+    os.close(descriptor)
+    # The name itself must survive a power cut, or the events in the file do not.
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _words(error: BaseException | None) -> str:
+    return str(error).removeprefix("Error: ")[:500] if error else "unknown"

@@ -1,0 +1,327 @@
+"""Events received: each stored once, by its event key."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any
+
+from store.database import Snapshot, Tx
+
+#: Text kept of an error, in characters.
+ERROR_CHARS_MAX = 500
+
+STATES = ("pending", "done", "ignored", "parked", "quarantined", "dead")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A stored event; times in UTC milliseconds. `source` is the identity."""
+
+    id: int
+    source: str
+    account: str
+    event_id: str
+    endpoint: str
+    type: str
+    state: str
+    reason: str | None
+    duplicates: int
+    attempts: int
+    next_attempt_ms: int | None
+    last_error: str | None
+    received_ms: int
+    settled_ms: int | None
+    secret: str
+    content_type: str
+    body_sha256: bytes
+    id_signed: bool
+    same_body_as: int | None
+    claimed_account: str | None
+    workspace: str | None
+    request_id: str
+    lease_until_ms: int | None
+
+    @property
+    def is_final(self) -> bool:
+        """No more attempt will be made unless the operator asks for one."""
+        return self.state in ("done", "ignored", "dead")
+
+
+_ID_SIGNED = [field.name for field in fields(Row)].index("id_signed")
+
+_COLUMNS = """
+    id, source, account, event_id, endpoint, type, state, reason, duplicates, attempts,
+    next_attempt_ms, last_error, received_ms, settled_ms, secret, content_type, body_sha256,
+    id_signed, same_body_as, claimed_account, workspace, request_id, lease_until_ms
+"""
+
+
+def insert(
+    tx: Tx,
+    *,
+    source: str,
+    account: str,
+    event_id: str,
+    endpoint: str,
+    type: str,
+    received_ms: int,
+    secret: str,
+    content_type: str,
+    body: bytes,
+    body_sha256: bytes,
+    id_signed: bool,
+    claimed_account: str | None,
+    request_id: str,
+) -> int | None:
+    """Store a new event and return its row number, or None if its key is known.
+
+    It is written as `done`, which is how nearly all end, so that they need no second write;
+    the caller settles it otherwise before the transaction ends.
+    """
+    tx.db.execute(
+        """
+        insert into receiver_events (
+          source, account, event_id, endpoint, type, state, duplicates, attempts,
+          received_ms, settled_ms, secret, content_type, body_sha256, id_signed,
+          claimed_account, request_id)
+        values (?, ?, ?, ?, ?, 'done', 0, 0, ?, ?, ?, ?, ?, ?, ?, ?)
+        on conflict (source, account, event_id) do nothing
+        """,
+        (
+            source,
+            account,
+            event_id,
+            endpoint,
+            type,
+            received_ms,
+            tx.now_ms,
+            secret,
+            content_type,
+            body_sha256,
+            int(id_signed),
+            claimed_account,
+            request_id,
+        ),
+    )
+    if tx.db.changes() == 0:
+        return None
+    row = tx.db.last_insert_rowid()
+    tx.db.execute("insert into receiver_payloads (event, body) values (?, ?)", (row, body))
+    return row
+
+
+def settle(tx: Tx, row: int, state: str, reason: str | None) -> None:
+    """Give the event its new state; a final one gets its time, a lease ends."""
+    settled = tx.now_ms if state in ("done", "ignored", "dead") else None
+    tx.db.execute(
+        """
+        update receiver_events
+        set state = ?, reason = ?, settled_ms = ?, next_attempt_ms = null,
+          lease_owner = null, lease_until_ms = null
+        where id = ?
+        """,
+        (state, reason, settled, row),
+    )
+    assert tx.db.changes() == 1, "only an event that is stored can be settled"
+
+
+def fail(tx: Tx, row: int, error: str, next_attempt_ms: int | None) -> None:
+    """An attempt failed: counted, the event stays `pending`, due when told (None: not due)."""
+    tx.db.execute(
+        """
+        update receiver_events
+        set state = 'pending', reason = null, settled_ms = null, attempts = attempts + 1,
+          last_error = ?, next_attempt_ms = ?, lease_owner = null, lease_until_ms = null
+        where id = ?
+        """,
+        (error[:ERROR_CHARS_MAX], next_attempt_ms, row),
+    )
+    assert tx.db.changes() == 1, "only an event that is stored can fail"
+
+
+def count_duplicate(tx: Tx, row: int) -> None:
+    """One more redelivery of the same content."""
+    tx.db.execute("update receiver_events set duplicates = duplicates + 1 where id = ?", (row,))
+
+
+def make_due(tx: Tx, row: int) -> None:
+    """Let whoever drains due events run this one again now."""
+    tx.db.execute(
+        """
+        update receiver_events
+        set state = 'pending', settled_ms = null, next_attempt_ms = ?
+        where id = ?
+        """,
+        (tx.now_ms, row),
+    )
+
+
+def attribute(tx: Tx, row: int, workspace: str) -> None:
+    """The operator says whose event it is; it is due now."""
+    tx.db.execute("update receiver_events set workspace = ? where id = ?", (workspace, row))
+    make_due(tx, row)
+
+
+def mark_same_body(tx: Tx, row: int, source: str, body_sha256: bytes) -> int | None:
+    """Flag the event if the same body came before under another id; return that event."""
+    other = tx.db.execute(
+        """
+        select id from receiver_events
+        where source = ? and body_sha256 = ? and id_signed = 0 and id < ?
+        order by id limit 1
+        """,
+        (source, body_sha256, row),
+    ).get
+    assert other is None or isinstance(other, int), "the column is a row number"
+    if other is not None:
+        tx.db.execute("update receiver_events set same_body_as = ? where id = ?", (other, row))
+    return other
+
+
+def due(snapshot: Snapshot, now_ms: int, ahead_ms_max: int, limit: int) -> list[int]:
+    """Row numbers of events that are due, oldest first, without those under a lease.
+
+    A due time further ahead than `ahead_ms_max` was written by a clock since set back: due.
+    """
+    return [
+        row
+        for (row,) in snapshot.db.execute(
+            """
+            select id from receiver_events
+            where next_attempt_ms is not null
+              and (next_attempt_ms <= ? or next_attempt_ms > ?)
+              and (lease_until_ms is null or lease_until_ms <= ?)
+            order by id limit ?
+            """,
+            (now_ms, now_ms + ahead_ms_max, now_ms, limit),
+        )
+    ]
+
+
+def by_key(snapshot: Snapshot, source: str, account: str, event_id: str) -> Row | None:
+    """The event with this key."""
+    return _one(
+        snapshot,
+        f"""
+        select {_COLUMNS} from receiver_events
+        where source = ? and account = ? and event_id = ?
+        """,  # noqa: S608  a constant list of columns
+        (source, account, event_id),
+    )
+
+
+def by_row(snapshot: Snapshot, row: int) -> Row | None:
+    """The event with this row number."""
+    return _one(
+        snapshot,
+        f"select {_COLUMNS} from receiver_events where id = ?",  # noqa: S608  as above
+        (row,),
+    )
+
+
+def named(snapshot: Snapshot, name: str, limit: int = 10) -> list[Row]:
+    """Events that an operator may mean by `name`, oldest first.
+
+    It is an id, `source/id`, `source/account/id` or a row number; the source is the identity
+    or the source's own name. An id that a sender uses once for each topic is found without it.
+    """
+    if name.isascii() and name.isdecimal() and len(name) < 19:
+        found = by_row(snapshot, int(name))
+        if found is not None:
+            return [found]
+    return list(_by_id(snapshot, name, limit)) or list(_by_path(snapshot, name, limit))
+
+
+def payload(snapshot: Snapshot, row: int) -> bytes | None:
+    """The stored body; None once it was pruned."""
+    found = snapshot.db.execute("select body from receiver_payloads where event = ?", (row,)).get
+    assert found is None or isinstance(found, bytes), "the column is a blob"
+    return found
+
+
+def listed(
+    snapshot: Snapshot,
+    *,
+    state: str | None = None,
+    endpoint: str | None = None,
+    type: str | None = None,
+    since_ms: int | None = None,
+    after_row: int | None = None,
+    newest_first: bool = True,
+    limit: int = 50,
+) -> list[Row]:
+    """Events by what is given; `after_row` for following along, oldest first then."""
+    order = "desc" if newest_first else "asc"
+    return [
+        _row(values)
+        for values in snapshot.db.execute(
+            f"""
+            select {_COLUMNS} from receiver_events
+            where (:state is null or state = :state)
+              and (:endpoint is null or endpoint = :endpoint)
+              and (:type is null or type = :type)
+              and (:since is null or received_ms >= :since)
+              and (:after is null or id > :after)
+            order by id {order} limit :limit
+            """,  # noqa: S608  constant columns, and one of two words
+            {
+                "state": state,
+                "endpoint": endpoint,
+                "type": type,
+                "since": since_ms,
+                "after": after_row,
+                "limit": limit,
+            },
+        )
+    ]
+
+
+def latest(snapshot: Snapshot, endpoint: str) -> int | None:
+    """When the newest event of a source was received, in UTC milliseconds."""
+    found = snapshot.db.execute(
+        """
+        select received_ms from receiver_events where endpoint = ? order by id desc limit 1
+        """,
+        (endpoint,),
+    ).get
+    assert found is None or isinstance(found, int), "the column is an integer"
+    return found
+
+
+def _by_id(snapshot: Snapshot, name: str, limit: int) -> Iterator[Row]:
+    # `;` follows `:`, so this is the range of all ids that begin with the name and a colon.
+    for values in snapshot.db.execute(
+        f"""
+        select {_COLUMNS} from receiver_events
+        where source in (select name from receiver_names where kind = 'identity')
+          and (event_id = :name or (event_id > :name || ':' and event_id < :name || ';'))
+        order by id limit :limit
+        """,  # noqa: S608  constant columns
+        {"name": name, "limit": limit},
+    ):
+        yield _row(values)
+
+
+def _by_path(snapshot: Snapshot, name: str, limit: int) -> Iterator[Row]:
+    parts = name.split("/")
+    if len(parts) < 2:
+        return
+    source = parts[0]
+    seen: set[int] = set()
+    for account, event_id in [(None, "/".join(parts[1:])), (parts[1], "/".join(parts[2:]))]:
+        for row in _by_id(snapshot, event_id, limit) if event_id else ():
+            fits = source in (row.source, row.endpoint) and account in (None, row.account)
+            if fits and row.id not in seen:
+                seen.add(row.id)
+                yield row
+
+
+def _one(snapshot: Snapshot, statement: str, parameters: tuple[object, ...]) -> Row | None:
+    values = snapshot.db.execute(statement, parameters).fetchone()
+    return None if values is None else _row(values)
+
+
+def _row(values: tuple[object, ...]) -> Row:
+    # The columns stand in the order of the fields.
+    columns: list[Any] = list(values)
+    columns[_ID_SIGNED] = bool(columns[_ID_SIGNED])
+    return Row(*columns)

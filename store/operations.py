@@ -1,0 +1,86 @@
+"""Claims: which business change was made for which subject, once and for ever."""
+
+from dataclasses import dataclass
+
+from store.database import Snapshot, Tx
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """The business key. `source` is the identity; `account` may be ''."""
+
+    source: str
+    account: str
+    subject: str
+    operation: str
+
+    def __str__(self) -> str:
+        return "/".join(filter(None, (self.source, self.account, self.subject, self.operation)))
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What an operation did; `amount` in `unit`, negative for what takes away."""
+
+    kind: str
+    workspace: str | None = None
+    unit: str | None = None
+    amount: int | None = None
+    target_subject: str | None = None
+    target_operation: str | None = None
+
+
+def claim(tx: Tx, key: Key, what: Claim, event: int | None) -> bool:
+    """Claim the key for ever. False: it is claimed already, and nothing was written."""
+    tx.db.execute(
+        """
+        insert into receiver_operations (
+          source, account, subject, operation, kind, workspace, unit, amount,
+          target_subject, target_operation, event, created_ms)
+        values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+        on conflict (source, account, subject, operation) do nothing
+        """,
+        (
+            key.source,
+            key.account,
+            key.subject,
+            key.operation,
+            what.kind,
+            what.workspace,
+            what.unit,
+            what.amount,
+            what.target_subject,
+            what.target_operation,
+            event,
+            tx.now_ms,
+        ),
+    )
+    return tx.db.changes() == 1
+
+
+def find(snapshot: Snapshot, key: Key) -> Claim | None:
+    """What the key is claimed for, or None."""
+    values = snapshot.db.execute(
+        """
+        select kind, workspace, unit, amount, target_subject, target_operation
+        from receiver_operations
+        where source = ? and account = ? and subject = ? and operation = ?
+        """,
+        (key.source, key.account, key.subject, key.operation),
+    ).fetchone()
+    return None if values is None else Claim(*values)
+
+
+def of_event(snapshot: Snapshot, event: int) -> list[tuple[Key, Claim, int]]:
+    """The operations that an event claimed, with their time in UTC milliseconds."""
+    return [
+        (Key(*values[:4]), Claim(*values[4:10]), values[10])
+        for values in snapshot.db.execute(
+            """
+            select source, account, subject, operation, kind, workspace, unit, amount,
+              target_subject, target_operation, created_ms
+            from receiver_operations where event = ? order by created_ms, operation
+            """,
+            (event,),
+        )
+    ]

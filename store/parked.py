@@ -1,0 +1,58 @@
+"""Parked events, and the fact that each waits for."""
+
+from dataclasses import dataclass
+
+from store.database import Snapshot, Tx
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """What is missing: a `link` of the customer `key`, the ledger `entry` with subject `key`
+    and its operation, or an `attribution` by the operator (key and operation empty)."""
+
+    kind: str
+    source: str
+    account: str
+    key: str = ""
+    operation: str = ""
+
+
+def wait(tx: Tx, event: int, fact: Fact) -> None:
+    """The event waits for one fact; an earlier one is forgotten."""
+    tx.db.execute(
+        """
+        insert into receiver_parked (event, kind, source, account, key, operation, since_ms)
+        values (?, ?, ?, ?, ?, ?, ?)
+        on conflict (event) do update set
+          kind = excluded.kind, source = excluded.source, account = excluded.account,
+          key = excluded.key, operation = excluded.operation
+        """,
+        (event, fact.kind, fact.source, fact.account, fact.key, fact.operation, tx.now_ms),
+    )
+
+
+def of_event(snapshot: Snapshot, event: int) -> Fact | None:
+    """What the event waits for, or None."""
+    values = snapshot.db.execute(
+        "select kind, source, account, key, operation from receiver_parked where event = ?",
+        (event,),
+    ).fetchone()
+    return None if values is None else Fact(*values)
+
+
+def listed(
+    snapshot: Snapshot, *, endpoint: str | None = None, limit: int = 50
+) -> list[tuple[int, Fact, int]]:
+    """(event row, fact, since_ms), longest waiting first."""
+    return [
+        (values[0], Fact(*values[1:6]), values[6])
+        for values in snapshot.db.execute(
+            """
+            select p.event, p.kind, p.source, p.account, p.key, p.operation, p.since_ms
+            from receiver_parked p join receiver_events e on e.id = p.event
+            where ? is null or e.endpoint = ?
+            order by p.event limit ?
+            """,
+            (endpoint, endpoint, limit),
+        )
+    ]

@@ -1,0 +1,454 @@
+"""The tables of a Receiver file, as steps that are only ever appended to.
+
+Every table, index and trigger is prefixed `receiver_`, because the file may be the app's own.
+The syntax stays within SQLite 3.37: an app that opens the file with an older library than ours
+must be able to parse the whole schema, or it can read none of its own tables either.
+"""
+
+import apsw
+
+from store.errors import NewerFile
+
+#: An amount's limit, in units. Nine thousand such entries fit a balance.
+AMOUNT_MAX = 10**15
+
+EVENTS = """
+create table receiver_events (
+  id integer primary key,
+  -- the identity, the account ('' for the sender's own) and the sender's id: the event key
+  source text not null check (source <> ''),
+  account text not null,
+  event_id text not null check (event_id <> ''),
+  -- the source's name that it came in by; its rules and mode judge the event again
+  endpoint text not null check (endpoint <> ''),
+  type text not null,
+  state text not null
+    check (state in ('pending', 'done', 'ignored', 'parked', 'quarantined', 'dead')),
+  reason text,
+  duplicates integer not null check (duplicates >= 0),
+  attempts integer not null check (attempts >= 0),
+  -- null: not due. Only what is pending can be due.
+  next_attempt_ms integer check (next_attempt_ms is null or state = 'pending'),
+  last_error text,
+  received_ms integer not null,
+  settled_ms integer,
+  -- the reference of the secret that matched, never the secret
+  secret text not null,
+  content_type text not null check (content_type in ('json', 'form')),
+  body_sha256 blob not null check (length(body_sha256) = 32),
+  -- 0: the id came from an unsigned header, so the same body may come again under another id
+  id_signed integer not null check (id_signed in (0, 1)),
+  same_body_as integer,
+  -- what an unsigned header said the account is; never part of a key
+  claimed_account text,
+  -- the workspace that the operator attributed the event to
+  workspace text check (workspace <> ''),
+  request_id text not null,
+  lease_owner text,
+  lease_until_ms integer,
+  unique (source, account, event_id),
+  check ((settled_ms is not null) = (state in ('done', 'ignored', 'dead'))),
+  check ((lease_owner is null) = (lease_until_ms is null)),
+  check (lease_owner is null or state = 'pending')
+) strict;
+
+create index receiver_events_due on receiver_events (next_attempt_ms)
+  where next_attempt_ms is not null;
+create index receiver_events_unfinished on receiver_events (state, id)
+  where state in ('pending', 'parked', 'quarantined', 'dead');
+create index receiver_events_same_body on receiver_events (source, body_sha256)
+  where id_signed = 0;
+
+-- Apart from the event, so that states change without rewriting bodies, and pruning is a delete.
+create table receiver_payloads (
+  event integer primary key,
+  body blob not null
+) strict;
+
+-- What a parked event waits for: a link (key is the customer), a ledger entry (key is its
+-- subject) or, without a customer to wait for, the operator.
+create table receiver_parked (
+  event integer primary key,
+  kind text not null check (kind in ('link', 'entry', 'attribution')),
+  source text not null,
+  account text not null,
+  key text not null,
+  operation text not null,
+  since_ms integer not null,
+  check ((kind = 'entry') = (operation <> ''))
+) strict;
+
+create index receiver_parked_on
+  on receiver_parked (kind, source, account, key, operation);
+
+create trigger receiver_events_unpark after update of state on receiver_events
+when old.state = 'parked' and new.state <> 'parked'
+begin
+  delete from receiver_parked where event = old.id;
+end;
+
+create table receiver_conflicts (
+  id integer primary key,
+  event integer not null,
+  -- over the canonical JSON with volatile fields masked, or the raw body where that is not JSON
+  content_sha256 blob not null check (length(content_sha256) = 32),
+  body blob not null,
+  content_type text not null,
+  received_ms integer not null,
+  deliveries integer not null check (deliveries > 0),
+  request_id text not null,
+  resolved_ms integer,
+  unique (event, content_sha256)
+) strict;
+
+create index receiver_conflicts_open on receiver_conflicts (id) where resolved_ms is null;
+"""
+
+OPERATIONS = """
+create table receiver_operations (
+  source text not null check (source <> ''),
+  account text not null,
+  subject text not null check (subject <> ''),
+  operation text not null check (operation <> ''),
+  kind text not null check (
+    kind in ('grant', 'reverse', 'spend', 'record', 'project', 'sql', 'call', 'send')),
+  workspace text check (workspace <> ''),
+  unit text check (unit <> ''),
+  amount integer,
+  -- of a reversal: the entry that it takes back, in the same source and account
+  target_subject text,
+  target_operation text,
+  -- the event that claimed it; null for the app and the operator
+  event integer,
+  created_ms integer not null,
+  primary key (source, account, subject, operation),
+  check ((unit is null) = (amount is null)),
+  check (amount is null or workspace is not null),
+  check ((kind in ('grant', 'reverse', 'spend')) = (amount is not null)),
+  check ((target_subject is null) = (target_operation is null)),
+  check ((kind = 'reverse') = (target_operation is not null))
+) strict, without rowid;
+
+create index receiver_operations_event on receiver_operations (event) where event is not null;
+
+create table receiver_names (
+  kind text not null check (kind in ('identity', 'operation')),
+  name text not null,
+  since_ms integer not null,
+  primary key (kind, name)
+) strict, without rowid;
+
+create table receiver_links (
+  source text not null check (source <> ''),
+  account text not null,
+  customer text not null check (customer <> ''),
+  workspace text not null check (workspace <> ''),
+  created_ms integer not null,
+  primary key (source, account, customer)
+) strict, without rowid;
+
+create trigger receiver_links_release after insert on receiver_links
+begin
+  update receiver_events set state = 'pending', next_attempt_ms = new.created_ms
+  where id in (
+      select event from receiver_parked
+      where kind = 'link' and source = new.source and account = new.account
+        and key = new.customer and operation = '')
+    and state = 'parked';
+end;
+"""
+
+LEDGER = f"""
+create table receiver_ledger (
+  source text not null check (source <> ''),
+  account text not null,
+  subject text not null check (subject <> ''),
+  operation text not null check (operation <> ''),
+  workspace text not null check (workspace <> ''),
+  unit text not null check (unit <> ''),
+  amount integer not null check (amount <> 0 and amount between -{AMOUNT_MAX} and {AMOUNT_MAX}),
+  created_ms integer not null check (created_ms > 0),
+  -- of a reversal: the entry that it takes back, in the same source and account
+  target_subject text,
+  target_operation text,
+  primary key (source, account, subject, operation),
+  check ((target_subject is null) = (target_operation is null)),
+  check (target_operation is null or amount < 0)
+) strict, without rowid;
+
+create index receiver_ledger_reversals
+  on receiver_ledger (source, account, target_subject, target_operation)
+  where target_operation is not null;
+create index receiver_ledger_workspace on receiver_ledger (workspace, unit);
+
+create table receiver_balances (
+  workspace text not null,
+  unit text not null,
+  balance integer not null,
+  primary key (workspace, unit)
+) strict, without rowid;
+
+-- Before the insert, so that `or replace` and `on conflict` never get to decide.
+create trigger receiver_ledger_guard before insert on receiver_ledger
+begin
+  select raise(abort, 'receiver: this business key is in the ledger already')
+  where exists (
+    select 1 from receiver_ledger
+    where source = new.source and account = new.account
+      and subject = new.subject and operation = new.operation);
+
+  select raise(abort, 'receiver: this business key was claimed for something else')
+  from receiver_operations
+  where source = new.source and account = new.account
+    and subject = new.subject and operation = new.operation
+    and kind <> 'call'
+    and (workspace is not new.workspace or unit is not new.unit or amount is not new.amount
+      or target_subject is not new.target_subject
+      or target_operation is not new.target_operation);
+
+  select raise(abort, 'receiver: the balance does not cover this')
+  where new.source = 'app' and new.amount < 0
+    and new.amount + coalesce((
+      select balance from receiver_balances
+      where workspace = new.workspace and unit = new.unit), 0) < 0;
+end;
+
+create trigger receiver_ledger_reverse before insert on receiver_ledger
+when new.target_operation is not null
+begin
+  select raise(abort, 'receiver: a reversal takes back what its target granted, and no more')
+  where not exists (
+    select 1 from receiver_ledger
+    where source = new.source and account = new.account
+      and subject = new.target_subject and operation = new.target_operation
+      and workspace = new.workspace and unit = new.unit
+      and amount + new.amount + (
+        select coalesce(sum(amount), 0) from receiver_ledger
+        where source = new.source and account = new.account
+          and target_subject = new.target_subject and target_operation = new.target_operation
+      ) >= 0);
+end;
+
+create trigger receiver_ledger_apply after insert on receiver_ledger
+begin
+  -- An entry written by the app or by hand claims its key, so that a late webhook finds it done.
+  insert into receiver_operations (
+    source, account, subject, operation, kind, workspace, unit, amount,
+    target_subject, target_operation, event, created_ms)
+  select
+    new.source, new.account, new.subject, new.operation,
+    case when new.target_operation is not null then 'reverse'
+      when new.amount > 0 then 'grant' else 'spend' end,
+    new.workspace, new.unit, new.amount,
+    new.target_subject, new.target_operation, null, new.created_ms
+  where not exists (
+    select 1 from receiver_operations
+    where source = new.source and account = new.account
+      and subject = new.subject and operation = new.operation);
+
+  insert into receiver_balances (workspace, unit, balance)
+  values (new.workspace, new.unit, new.amount)
+  on conflict (workspace, unit) do update set balance = balance + excluded.balance;
+
+  update receiver_events set state = 'pending', next_attempt_ms = new.created_ms
+  where id in (
+      select event from receiver_parked
+      where kind = 'entry' and source = new.source and account = new.account
+        and key = new.subject and operation = new.operation)
+    and state = 'parked';
+end;
+
+create trigger receiver_ledger_no_update before update on receiver_ledger
+begin
+  select raise(abort, 'receiver: ledger entries are never changed; write another');
+end;
+
+create trigger receiver_ledger_no_delete before delete on receiver_ledger
+begin
+  select raise(abort, 'receiver: ledger entries are never deleted; write another');
+end;
+
+create table receiver_records (
+  source text not null check (source <> ''),
+  account text not null,
+  subject text not null check (subject <> ''),
+  operation text not null check (operation <> ''),
+  kind text not null check (kind <> ''),
+  workspace text check (workspace <> ''),
+  -- JSON
+  data text not null,
+  created_ms integer not null,
+  primary key (source, account, subject, operation)
+) strict, without rowid;
+"""  # noqa: S608  a constant number
+
+WORK = """
+create table receiver_outbox (
+  id integer primary key,
+  -- business key, destination and name: what the other side may see once
+  operation_key text not null unique,
+  source text not null,
+  account text not null,
+  subject text not null,
+  operation text not null,
+  destination text not null,
+  name text not null,
+  state text not null check (state in ('pending', 'sent', 'review', 'dead', 'cancelled')),
+  attempts integer not null check (attempts >= 0),
+  next_attempt_ms integer check (next_attempt_ms is null or state = 'pending'),
+  last_error text,
+  -- JSON, rendered in the event's transaction
+  body text not null,
+  event integer,
+  created_ms integer not null,
+  settled_ms integer,
+  lease_owner text,
+  lease_until_ms integer,
+  check ((settled_ms is not null) = (state in ('sent', 'dead', 'cancelled'))),
+  check ((lease_owner is null) = (lease_until_ms is null)),
+  check (lease_owner is null or state = 'pending')
+) strict;
+
+create index receiver_outbox_due on receiver_outbox (next_attempt_ms)
+  where next_attempt_ms is not null;
+create index receiver_outbox_unfinished on receiver_outbox (state, id)
+  where state in ('pending', 'review', 'dead');
+
+-- One try at an event or at a message, counted before it is made.
+create table receiver_attempts (
+  id integer primary key,
+  event integer,
+  message integer,
+  attempt integer not null check (attempt > 0),
+  started_ms integer not null,
+  duration_ms integer check (duration_ms >= 0),
+  outcome text,
+  error text,
+  check ((event is null) <> (message is null)),
+  check ((duration_ms is null) = (outcome is null))
+) strict;
+
+create unique index receiver_attempts_event on receiver_attempts (event, attempt)
+  where event is not null;
+create unique index receiver_attempts_message on receiver_attempts (message, attempt)
+  where message is not null;
+"""
+
+# Unauthenticated traffic is counted, never listed: rows are bounded by sources and reasons.
+REJECTIONS = """
+create table receiver_rejections (
+  source text not null,
+  reason text not null,
+  count integer not null check (count > 0),
+  first_ms integer not null,
+  last_ms integer not null,
+  request_id text not null,
+  detail text not null,
+  primary key (source, reason)
+) strict, without rowid;
+
+-- Genuine but stale or from the future: kept for the operator, the newest hundred.
+create table receiver_expired (
+  id integer primary key,
+  source text not null,
+  request_id text not null,
+  headers text not null,
+  body blob not null,
+  received_ms integer not null,
+  skew_s integer not null,
+  detail text not null
+) strict;
+
+create trigger receiver_expired_bound after insert on receiver_expired
+begin
+  delete from receiver_expired where id <= new.id - 100;
+end;
+
+create table receiver_audit (
+  id integer primary key,
+  at_ms integer not null,
+  actor text not null check (actor <> ''),
+  action text not null check (action <> ''),
+  target text not null,
+  reason text not null,
+  -- JSON
+  detail text not null
+) strict;
+
+create trigger receiver_audit_no_update before update on receiver_audit
+begin
+  select raise(abort, 'receiver: the audit log is only added to');
+end;
+
+create trigger receiver_audit_no_delete before delete on receiver_audit
+begin
+  select raise(abort, 'receiver: the audit log is only added to');
+end;
+
+create table receiver_health (
+  id integer primary key check (id = 1),
+  checked_ms integer not null
+) strict;
+"""
+
+#: Append only: a step that was released is never edited.
+STEPS = (EVENTS + OPERATIONS + LEDGER + WORK + REJECTIONS,)
+
+
+def version(db: apsw.Connection) -> int:
+    """The schema version of the file: the number of steps it has seen, 0 for none."""
+    known = db.execute("select 1 from sqlite_schema where name = 'receiver_schema'").get
+    if not known:
+        return 0
+    found = db.execute("select max(version) from receiver_schema").get
+    assert isinstance(found, int), "the table is created with its first row"
+    return found
+
+
+def refuse_newer(found: int) -> None:
+    """Raises NewerFile if a later Receiver wrote the file: we can't know its rules."""
+    if found > len(STEPS):
+        raise NewerFile(
+            f"the file has schema version {found}, this Receiver knows {len(STEPS)}: "
+            "install the newer version again, or restore a backup made before the upgrade"
+        )
+
+
+def migrate(db: apsw.Connection, now_ms: int) -> None:
+    """Bring the file to the newest version, one transaction a step.
+
+    Raises NewerFile before anything is written.
+    """
+    while True:
+        found = version(db)
+        refuse_newer(found)
+        if found == len(STEPS):
+            return
+        _take_step(db, now_ms)
+
+
+def _take_step(db: apsw.Connection, now_ms: int) -> None:
+    # The transaction begins before the version is read: another process may be migrating too.
+    db.execute("begin immediate")
+    try:
+        found = version(db)
+        refuse_newer(found)
+        if found < len(STEPS):
+            db.execute(
+                """
+                create table if not exists receiver_schema (
+                  version integer primary key,
+                  applied_ms integer not null
+                ) strict
+                """
+            )
+            db.execute(STEPS[found])
+            db.execute(
+                "insert into receiver_schema (version, applied_ms) values (?, ?)",
+                (found + 1, now_ms),
+            )
+        db.execute("commit")
+    except BaseException:
+        if db.in_transaction:
+            db.execute("rollback")
+        raise

@@ -1,0 +1,222 @@
+"""The one writer of a server: many jobs share one commit, each still its own transaction."""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from store.database import Job, Snapshot, Store, Tx, next_batch, put_back
+from store.errors import Replaced, Unavailable
+
+T = TypeVar("T")
+
+logger = logging.getLogger("receiver")
+
+#: How long a job may wait for the write lock before it is refused, in seconds.
+WAIT_S_MAX = 5.0
+
+#: How soon the lock is asked for again, and a broken file opened again, in seconds.
+LOCK_RETRY_S = 0.002
+REOPEN_RETRY_S = 1.0
+
+#: How often due events are looked for that nobody in this process made due, in seconds.
+DUE_EVERY_S = 1.0
+
+#: When the lock was ours for more than half of a window, others get a gap; in seconds.
+WINDOW_S = 0.25
+GAP_S = 0.025
+
+#: Gives the jobs for what is due at that time (UTC milliseconds), at most a hundred.
+DueJobs = Callable[[Snapshot, int], Sequence[Job[Any]]]
+
+
+class _Waiting(Job[T]):
+    """A job with somebody waiting for its result."""
+
+    __slots__ = ("deadline", "future")
+
+    def __init__(
+        self,
+        run: Callable[[Tx], T],
+        keep: Callable[[Tx, str], T] | None,
+        future: "asyncio.Future[T]",
+        deadline: float,
+    ) -> None:
+        super().__init__(run, keep)
+        self.future = future
+        self.deadline = deadline
+
+    def answer(self) -> None:
+        if self.future.done():
+            return
+        if self.error is not None:
+            self.future.set_exception(self.error)
+        else:
+            self.future.set_result(self.result)  # type: ignore[arg-type]  # run's own result
+
+
+class Writer:
+    """Owns the store's writing connection on the event loop's thread, and never waits there."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        pending_max: int,
+        due: DueJobs,
+        on_fatal: Callable[[str], None],
+    ) -> None:
+        self._store = store
+        self._pending_max = pending_max
+        self._due = due
+        self._on_fatal = on_fatal
+        self._loop = asyncio.get_running_loop()
+        self._queue: deque[_Waiting[Any]] = deque()
+        self._timer: asyncio.Handle | None = None
+        self._due_timer: asyncio.TimerHandle | None = None
+        self._broken = False
+        self._stopped: str | None = None
+        self._due_waiting = 0
+        self._window_started = self._loop.time()
+        self._held_s = 0.0
+        self._look_for_due()
+
+    def submit(
+        self, run: Callable[[Tx], T], keep: Callable[[Tx, str], T] | None = None
+    ) -> "asyncio.Future[T]":
+        """Run in the next batch; the future is resolved once the commit is durable.
+
+        `keep` runs instead when `run` has ended the whole transaction twice. The future gets
+        what `run` raised, or Unavailable when nothing can be acknowledged.
+        """
+        future: asyncio.Future[T] = self._loop.create_future()
+        refusal = self._refusal()
+        if refusal is not None:
+            future.set_exception(Unavailable(refusal))
+            return future
+        deadline = self._loop.time() + WAIT_S_MAX
+        self._queue.append(_Waiting(run, keep, future, deadline))
+        self._schedule()
+        return future
+
+    async def close(self) -> None:
+        """Write what was accepted, then accept nothing more."""
+        while self._queue and self._stopped is None:
+            await asyncio.wait([self._queue[-1].future])
+        self._stop("the server is stopping")
+
+    def _refusal(self) -> str | None:
+        if self._stopped is not None:
+            return self._stopped
+        if len(self._queue) >= self._pending_max:
+            return f"{self._pending_max} deliveries are waiting already"
+        return None
+
+    def _stop(self, why: str) -> None:
+        self._stopped = why
+        for handle in (self._timer, self._due_timer):
+            if handle is not None:
+                handle.cancel()
+        self._refuse_all(why)
+
+    def _flush(self) -> None:
+        self._timer = None
+        delay = 0.0
+        try:
+            delay = self._write_batch()
+        except Replaced as error:
+            self._stop(str(error))
+            self._on_fatal(str(error))
+        except Exception as error:
+            # The disk, or a fault of ours: nothing is acknowledged until the file was opened
+            # anew and a checkpoint went through.
+            logger.error("writer: nothing can be acknowledged now: %s", error)
+            self._broken = True
+            self._refuse_all(str(error))
+            delay = REOPEN_RETRY_S
+        if self._queue and self._stopped is None:
+            self._again_after(delay)
+
+    def _write_batch(self) -> float:
+        """Write what waits; returns how long to leave the lock alone, in seconds."""
+        if self._broken:
+            self._store.reopen()
+            self._broken = False
+        started = self._loop.time()
+        tx = self._store.begin()
+        if tx is None:
+            self._refuse_overdue(started)
+            return LOCK_RETRY_S
+        batch = next_batch(self._queue)
+        try:
+            if not (self._store.run(tx, batch) and self._store.commit()):
+                batch = put_back(self._queue, batch)
+        except Exception as error:
+            # Whatever it was, none of these is durable for certain.
+            _refuse(batch, str(error))
+            raise
+        for job in batch:
+            job.answer()
+        self._enqueue_due()
+        return self._gap_after(started)
+
+    def _gap_after(self, started: float) -> float:
+        now = self._loop.time()
+        self._held_s += now - started
+        window = now - self._window_started
+        if window < WINDOW_S:
+            return 0.0
+        saturated = self._held_s > window / 2
+        self._window_started, self._held_s = now, 0.0
+        return GAP_S if saturated else 0.0
+
+    def _again_after(self, delay: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(delay, self._flush)
+
+    def _look_for_due(self) -> None:
+        # A commit by the app can make events due, and so can the clock.
+        self._due_timer = self._loop.call_later(DUE_EVERY_S, self._look_for_due)
+        if not self._broken:
+            self._enqueue_due()
+        self._schedule()
+
+    def _schedule(self) -> None:
+        if self._queue and self._timer is None:
+            # After the callbacks that are ready now: whatever else arrived shares the commit.
+            self._timer = self._loop.call_soon(self._flush)
+
+    def _enqueue_due(self) -> None:
+        # The last ones first: until they are settled they would only be found again.
+        if self._due_waiting:
+            return
+        for job in self._store.look(self._due) or ():
+            future: asyncio.Future[Any] = self._loop.create_future()
+            future.add_done_callback(self._due_done)
+            self._queue.append(_Waiting(job.run, job.keep, future, float("inf")))
+            self._due_waiting += 1
+
+    def _due_done(self, future: "asyncio.Future[Any]") -> None:
+        # Nobody waits for a due event: its outcome is in its row. What could not be written is
+        # due still, and found again.
+        self._due_waiting -= 1
+        written = not future.cancelled() and future.exception() is None
+        if self._due_waiting == 0 and written and self._stopped is None:
+            self._enqueue_due()
+            self._schedule()
+
+    def _refuse_overdue(self, now: float) -> None:
+        while self._queue and self._queue[0].deadline < now:
+            _refuse([self._queue.popleft()], "another process holds the write lock")
+
+    def _refuse_all(self, why: str) -> None:
+        _refuse(self._queue, why)
+        self._queue.clear()
+
+
+def _refuse(jobs: Sequence[_Waiting[Any]] | deque[_Waiting[Any]], why: str) -> None:
+    for job in jobs:
+        job.error = Unavailable(why)
+        job.answer()
