@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import stat
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -162,6 +161,9 @@ class Store:
         except (apsw.Error, StoreError) as error:
             store.close()
             raise StoreError(f"{path}: {_words(error)}") from error
+        # Once it is open the writer never waits inside SQLite: it asks again, and answers
+        # others meanwhile.
+        store.db.set_busy_timeout(0)
         return store
 
     def _open(self) -> None:
@@ -192,6 +194,7 @@ class Store:
             self.db.close(True)
             self._open()
             self.db.execute("pragma wal_checkpoint(passive)").fetchall()
+            self.db.set_busy_timeout(0)
         except (apsw.Error, OSError) as error:
             raise Unavailable(f"the file can't be written: {_words(error)}") from error
 
@@ -341,8 +344,7 @@ def _run_one(tx: Tx, job: Job[Any]) -> None:
 
 
 def _prepare(db: apsw.Connection) -> None:
-    # The writer never waits inside SQLite: it asks again, and answers others meanwhile.
-    db.set_busy_timeout(0)
+    db.set_busy_timeout(int(LOCK_WAIT_S * 1000))
     # EXTRA, not FULL, and before WAL: the switch to WAL deletes a rollback journal, and the
     # first events are lost in a power cut if that deletion is not durable. NORMAL loses
     # acknowledged events. https://www.sqlite.org/pragma.html#pragma_synchronous
@@ -370,10 +372,12 @@ def _retry_busy(ask: Callable[[], T]) -> T:
 
 
 def _make_file(path: Path) -> None:
+    if path.is_file():
+        return
     try:
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
     except FileExistsError:
-        if not stat.S_ISREG(os.stat(path).st_mode):
+        if not path.is_file():
             raise StoreError(f"{path}: is not a file") from None
         return
     except OSError as error:

@@ -1,0 +1,341 @@
+"""Group commit on the event loop: shared fsyncs, separate fates."""
+
+import asyncio
+import functools
+import os
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from store import writer as writer_module
+from store.database import Job, Snapshot, Store, Tx
+from store.errors import Unavailable
+from store.writer import Writer
+
+T = TypeVar("T")
+
+# Holds the write lock until a line comes in.
+HOLDER = """
+import sqlite3, sys
+db = sqlite3.connect(sys.argv[1], isolation_level=None)
+db.execute("begin immediate")
+print("held", flush=True)
+sys.stdin.readline()
+db.execute("rollback")
+"""
+
+
+def nothing_due(snapshot: Snapshot, now_ms: int) -> Sequence[Job[Any]]:
+    return ()
+
+
+def with_writer(
+    store: Store,
+    use: Callable[[Writer], Awaitable[T]],
+    *,
+    fatal: list[str] | None = None,
+    **of: Any,
+) -> T:
+    async def used() -> T:
+        settings: dict[str, Any] = {"pending_max": 1024, "due": nothing_due} | of
+        told = [] if fatal is None else fatal
+        writer = Writer(store, on_fatal=told.append, **settings)
+        try:
+            return await use(writer)
+        finally:
+            await writer.close()
+
+    return asyncio.run(used())
+
+
+def note(tx: Tx, text: str) -> str:
+    tx.db.execute("create table if not exists notes (text text not null) strict")
+    tx.db.execute("insert into notes values (?)", (text,))
+    return text
+
+
+def noting(text: str) -> Callable[[Tx], str]:
+    return lambda tx: note(tx, text)
+
+
+def notes(store: Store) -> list[str]:
+    return store.write(lambda tx: [text for (text,) in tx.db.execute("select text from notes")])
+
+
+def test_what_arrives_together_shares_one_commit(store: Store) -> None:
+    seen: list[int] = []
+
+    def count() -> bool:
+        seen.append(1)
+        return False
+
+    store.db.set_commit_hook(count)
+
+    async def use(writer: Writer) -> list[str]:
+        return await asyncio.gather(*[writer.submit(noting(f"n{n}")) for n in range(50)])
+
+    results = with_writer(store, use)
+
+    assert results == [f"n{n}" for n in range(50)]
+    assert len(seen) == 1
+
+
+def test_each_job_gets_its_own_result_or_error(store: Store) -> None:
+    def bad(tx: Tx) -> str:
+        note(tx, "undone")
+        raise ValueError("mine alone")
+
+    async def use(writer: Writer) -> list[object]:
+        jobs = [writer.submit(noting("a")), writer.submit(bad), writer.submit(noting("b"))]
+        return list(await asyncio.gather(*jobs, return_exceptions=True))
+
+    first, error, last = with_writer(store, use)
+
+    assert (first, last) == ("a", "b")
+    assert isinstance(error, ValueError)
+    assert notes(store) == ["a", "b"]
+
+
+def test_nobody_is_answered_before_the_commit_is_durable(store: Store) -> None:
+    """A second connection sees the row the moment the future is resolved."""
+
+    async def use(writer: Writer) -> int:
+        await writer.submit(noting("a"))
+        return int(await run(sys.executable, "-c", COUNT, store.path))
+
+    assert with_writer(store, use) == 1
+
+
+COUNT = """
+import sqlite3, sys
+print(sqlite3.connect(sys.argv[1]).execute("select count(*) from notes").fetchone()[0])
+"""
+
+
+def test_more_than_pending_max_is_refused_and_the_rest_is_written(store: Store) -> None:
+    async def use(writer: Writer) -> list[object]:
+        jobs = [writer.submit(noting(f"n{n}")) for n in range(5)]
+        return list(await asyncio.gather(*jobs, return_exceptions=True))
+
+    results = with_writer(store, use, pending_max=3)
+
+    assert results[:3] == ["n0", "n1", "n2"]
+    assert all(isinstance(result, Unavailable) for result in results[3:])
+    assert notes(store) == ["n0", "n1", "n2"]
+
+
+def test_the_loop_goes_on_while_another_process_holds_the_lock(store: Store) -> None:
+    async def use(writer: Writer) -> tuple[int, str]:
+        holder = await hold(store)
+        job = writer.submit(noting("a"))
+        turns = 0
+        while turns < 200:
+            await asyncio.sleep(0)
+            turns += 1
+        assert not job.done()
+        await let_go(holder)
+        return turns, await job
+
+    assert with_writer(store, use) == (200, "a")
+
+
+def test_a_lock_held_too_long_is_refused_not_waited_for(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer_module, "WAIT_S_MAX", 0.2)
+
+    async def use(writer: Writer) -> None:
+        holder = await hold(store)
+        with pytest.raises(Unavailable, match="lock"):
+            await writer.submit(noting("a"))
+        await let_go(holder)
+        assert await writer.submit(noting("b")) == "b"
+
+    with_writer(store, use)
+    assert notes(store) == ["b"]
+
+
+async def until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not true():  # noqa: ASYNC110  the writer has no event to wait for
+            await asyncio.sleep(0.001)
+
+
+async def run(*command: str) -> bytes:
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    output, _ = await process.communicate()
+    assert process.returncode == 0
+    return output
+
+
+async def hold(store: Store) -> asyncio.subprocess.Process:
+    holder = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        HOLDER,
+        store.path,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert holder.stdout is not None
+    assert await holder.stdout.readline() == b"held\n"
+    return holder
+
+
+async def let_go(holder: asyncio.subprocess.Process) -> None:
+    await holder.communicate(b"\n")
+
+
+def test_a_replaced_wal_means_nothing_more_is_acknowledged(store: Store, tmp_path: Path) -> None:
+    fatal: list[str] = []
+
+    async def use(writer: Writer) -> None:
+        await writer.submit(noting("before"))
+        os.rename(store.path + "-wal", tmp_path / "stolen")
+        with pytest.raises(Unavailable):
+            await writer.submit(noting("after"))
+        with pytest.raises(Unavailable):
+            await writer.submit(noting("later"))
+
+    with_writer(store, use, fatal=fatal)
+
+    assert len(fatal) == 1
+    assert "was replaced" in fatal[0]
+
+
+def test_a_replaced_database_means_nothing_more_is_acknowledged(
+    store: Store, tmp_path: Path
+) -> None:
+    fatal: list[str] = []
+
+    async def use(writer: Writer) -> None:
+        os.rename(store.path, tmp_path / "moved")
+        with pytest.raises(Unavailable):
+            await writer.submit(noting("after"))
+
+    with_writer(store, use, fatal=fatal)
+
+    assert len(fatal) == 1
+
+
+def test_a_full_disk_refuses_and_the_next_delivery_after_it_is_written(store: Store) -> None:
+    """max_page_count makes SQLite itself say that the disk is full."""
+
+    async def use(writer: Writer) -> None:
+        await writer.submit(noting("before"))
+        pages = store.db.execute("pragma page_count").get
+        store.db.execute(f"pragma max_page_count = {pages + 1}").fetchall()
+        with pytest.raises(Unavailable, match="full"):
+            await writer.submit(noting("x" * 100_000))
+        # The connection is opened anew, so the limit is gone: the disk has room again.
+        while True:
+            try:
+                assert await writer.submit(noting("after")) == "after"
+                return
+            except Unavailable:
+                await asyncio.sleep(0.01)
+
+    with_writer(store, use)
+    assert notes(store) == ["before", "after"]
+
+
+def test_due_jobs_are_drained_in_turn_and_then_left_alone(store: Store) -> None:
+    left = [f"due-{n}" for n in range(5)]
+    asked: list[int] = []
+
+    def due(snapshot: Snapshot, now_ms: int) -> Sequence[Job[Any]]:
+        asked.append(len(left))
+        return [Job(functools.partial(take, text=text)) for text in left[:2]]
+
+    def take(tx: Tx, text: str) -> str:
+        left.remove(text)
+        return note(tx, text)
+
+    async def use(writer: Writer) -> None:
+        await until(lambda: not left)
+
+    with_writer(store, use, due=due)
+
+    assert notes(store) == [f"due-{n}" for n in range(5)]
+    assert len(asked) <= 6
+
+
+def test_a_due_job_that_fails_does_not_spin(store: Store) -> None:
+    ran: list[int] = []
+
+    def fails(tx: Tx) -> None:
+        ran.append(1)
+        raise ValueError("again and again")
+
+    async def use(writer: Writer) -> None:
+        await until(lambda: bool(ran))
+        for n in range(20):
+            await writer.submit(noting(f"n{n}"))
+
+    with_writer(store, use, due=lambda snapshot, now_ms: [Job(fails)])
+
+    assert len(ran) <= 25
+
+
+def test_close_writes_what_was_accepted(store: Store) -> None:
+    async def accepted() -> list[str]:
+        writer = Writer(store, pending_max=1024, due=nothing_due, on_fatal=print)
+        jobs = [writer.submit(noting(f"n{n}")) for n in range(300)]
+        await writer.close()
+        with pytest.raises(Unavailable, match="stopping"):
+            await writer.submit(noting("late"))
+        return list(await asyncio.gather(*jobs))
+
+    assert len(asyncio.run(accepted())) == 300
+    assert len(notes(store)) == 300
+
+
+def test_saturation_leaves_gaps_for_other_processes(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process gets its turn while the writer always has more to do."""
+    monkeypatch.setattr(writer_module, "WINDOW_S", 0.05)
+
+    async def use(writer: Writer) -> int:
+        turn = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", OTHER, store.path, stdout=asyncio.subprocess.PIPE
+        )
+        written = 0
+        waiter = asyncio.ensure_future(turn.communicate())
+        while not waiter.done():
+            await asyncio.gather(*[writer.submit(noting(str(n))) for n in range(64)])
+            written += 64
+        output, _ = waiter.result()
+        assert output == b"20\n"
+        return written
+
+    assert with_writer(store, use) > 0
+
+
+OTHER = """
+import sqlite3, sys
+db = sqlite3.connect(sys.argv[1], timeout=5)
+db.execute("create table if not exists mine (n integer)")
+for n in range(20):
+    db.execute("insert into mine values (?)", (n,))
+    db.commit()
+print(db.execute("select count(*) from mine").fetchone()[0])
+"""
+
+
+def test_the_disk_really_has_what_was_acknowledged(store: Store, tmp_path: Path) -> None:
+    """A copy of the files, as a crash would leave them, has every acknowledged row."""
+
+    async def use(writer: Writer) -> None:
+        await asyncio.gather(*[writer.submit(noting(f"n{n}")) for n in range(10)])
+        # By another process: inside this one the guard would refuse, and rightly.
+        await run("cp", store.path, str(tmp_path / "copy.db"))
+        await run("cp", store.path + "-wal", str(tmp_path / "copy.db-wal"))
+
+    with_writer(store, use)
+    copy = Store.open(tmp_path / "copy.db", store.clock)
+    assert len(notes(copy)) == 10
+    copy.close()
