@@ -1,0 +1,317 @@
+"""Read values out of a delivery: where a locator points, what the body says, what may be an id."""
+
+import json
+import re
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import Literal
+from urllib.parse import unquote_to_bytes
+
+import msgspec
+
+# An id, a type or an account: characters.
+TEXT_CHARS_MAX = 500
+# Fields of a form that are looked at.
+FORM_FIELDS_MAX = 1000
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+_BOM = b"\xef\xbb\xbf"
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
+_HEADER_NAME = re.compile(r"[!#$%&'+.^_`|~0-9A-Za-z-]+\*?")
+_MASK_STEP = re.compile(r"([^.\[\]]+)((?:\[(?:\*|\d{1,6})\])*)")
+_KINDS = {bool: "a boolean", float: "a fraction", dict: "an object", list: "a list"}
+
+
+class Locator(msgspec.Struct, frozen=True):
+    """Where a value is: `header:NAME`, `json:/pointer`, `form:field` or `form:field#/pointer`."""
+
+    text: str
+    kind: Literal["header", "json", "form"]
+    # A header's name in lower case (`*` at its end: any ending), or a form field's.
+    name: bytes = b""
+    pointer: tuple[str, ...] | None = None
+
+    def same(self, other: "Locator | None") -> bool:
+        """Whether both point at the same place, however the header's name is capitalised."""
+        return other is not None and (self.kind, self.name, self.pointer) == (
+            other.kind,
+            other.name,
+            other.pointer,
+        )
+
+
+def parse_locator(text: str) -> Locator:
+    """Raise ValueError, with words, for what is not a locator."""
+    kind, _, rest = text.partition(":")
+    if kind == "header" and _HEADER_NAME.fullmatch(rest):
+        return Locator(text, "header", rest.lower().encode())
+    if kind == "json":
+        return Locator(text, "json", pointer=_pointer(rest))
+    if kind == "form":
+        field, hash_sign, pointer = rest.partition("#")
+        if field:
+            return Locator(text, "form", field.encode(), _pointer(pointer) if hash_sign else None)
+    raise ValueError(
+        f"{text!r} is not a locator; write header:NAME, json:/path, form:field or form:field#/path"
+    )
+
+
+def _pointer(text: str) -> tuple[str, ...]:
+    """The steps of a JSON pointer (RFC 6901); the empty pointer is the whole document."""
+    if text and not text.startswith("/"):
+        raise ValueError(f"{text!r} is not a JSON pointer; it starts with /")
+    return tuple(step.replace("~1", "/").replace("~0", "~") for step in text.split("/")[1:])
+
+
+class Document(msgspec.Struct, frozen=True):
+    """A decoded body; `problem` says why there is none."""
+
+    value: object
+    problem: str | None = None
+    content_type: Literal["json", "form"] = "json"
+
+
+def decode(body: bytes, payload: bytes | None = None, forms: bool = False) -> Document:
+    """Decode a body from its bytes alone: the content type is a header that nobody signed.
+
+    `payload` names the form field that may hold the JSON instead; `forms` says that the sender
+    also posts plain forms, whose document is an object of texts. Never raises.
+    """
+    if payload is not None and body.startswith(payload + b"="):
+        value, problem = _json(form_values(body, payload)[0])
+        return Document(value, problem, "form")
+    value, problem = _json(body)
+    if problem is not None and forms and b"=" in body:
+        return _form_document(body)
+    return Document(value, problem)
+
+
+def _json(raw: bytes) -> tuple[object, str | None]:
+    if not raw:
+        return None, "body is not JSON: it is empty"
+    try:
+        return msgspec.json.decode(raw[3:] if raw.startswith(_BOM) else raw), None
+    except msgspec.DecodeError as error:
+        return None, f"body is not JSON: {error}"
+    except RecursionError:
+        return None, "body is not JSON: it is nested too deeply"
+
+
+def _form_document(body: bytes) -> Document:
+    try:
+        return Document({n.decode(): v.decode() for n, v in _pairs(body)}, None, "form")
+    except UnicodeDecodeError:
+        return Document(None, "body is not a form: it is not UTF-8", "form")
+
+
+def form_values(body: bytes, name: bytes) -> list[bytes]:
+    """Every value of one form field, decoded; never raises."""
+    return [value for field, value in _pairs(body) if field == name]
+
+
+def _pairs(body: bytes) -> list[tuple[bytes, bytes]]:
+    pairs = (pair.partition(b"=") for pair in body.split(b"&", FORM_FIELDS_MAX)[:FORM_FIELDS_MAX])
+    return [(_unquote(name), _unquote(value)) for name, _, value in pairs]
+
+
+def _unquote(raw: bytes) -> bytes:
+    return unquote_to_bytes(raw.replace(b"+", b" "))
+
+
+class Reading:
+    """One delivery being read; its body is decoded when something asks, and once."""
+
+    __slots__ = ("_document", "body", "forms", "headers", "payload")
+
+    def __init__(
+        self, headers: Headers, body: bytes, payload: bytes | None = None, forms: bool = False
+    ) -> None:
+        self.headers = headers
+        self.body = body
+        self.payload = payload
+        self.forms = forms
+        self._document: Document | None = None
+
+    @property
+    def document(self) -> Document:
+        if self._document is None:
+            self._document = decode(self.body, self.payload, self.forms)
+        return self._document
+
+    def value(self, locator: Locator) -> object:
+        """The first value that stands there and is not empty; None when there is none.
+
+        Bytes from a header or a form, else a JSON value.
+        """
+        if locator.pointer is not None:
+            return look_up(self._root(locator), locator.pointer)
+        return next(iter(self.raw(locator)), None)
+
+    def raw(self, locator: Locator) -> list[bytes]:
+        """All that stands there, as bytes that a signature covers; [] when there is nothing."""
+        if locator.kind == "header":
+            return self.header(locator.name)
+        if locator.pointer is None:
+            return [value for value in form_values(self.body, locator.name) if value]
+        raw = _raw(look_up(self._root(locator), locator.pointer))
+        return [raw] if raw else []
+
+    def header(self, name: bytes) -> list[bytes]:
+        """Every non-empty value of a header, in order."""
+        if name.endswith(b"*"):
+            return [v for n, v in self.headers if v and n.startswith(name[:-1])]
+        return [v for n, v in self.headers if n == name and v]
+
+    def _root(self, locator: Locator) -> object:
+        if locator.kind == "json" or locator.name == self.payload:
+            return (self._document or self.document).value
+        values = form_values(self.body, locator.name)
+        return _json(values[0])[0] if values else None
+
+
+def _raw(value: object) -> bytes:
+    """Texts and whole numbers as they are written; b'' for all else."""
+    if isinstance(value, str):
+        return value.encode()
+    return b"%d" % value if type(value) is int else b""
+
+
+def look_up(node: object, pointer: Sequence[str]) -> object:
+    """The value a pointer leads to; None when there is none."""
+    for step in pointer:
+        if isinstance(node, dict):
+            node = node.get(step)
+        elif isinstance(node, list) and step.isascii() and step.isdecimal() and len(step) < 7:
+            node = node[int(step)] if int(step) < len(node) else None
+        else:
+            return None
+    return node
+
+
+class Found(msgspec.Struct, frozen=True):
+    """The first non-empty value among locators; `problem` says why it can't be used."""
+
+    text: str = ""
+    locator: Locator | None = None
+    problem: str | None = None
+
+
+_NOT_FOUND = Found()
+
+
+def find(reading: Reading, locators: Sequence[Locator], what: str) -> Found:
+    """Look for an id, a type or an account; `what` is its name in problems."""
+    for locator in locators:
+        value = reading.value(locator)
+        if value is not None and value != "":
+            text, problem = id_text(value)
+            if problem is not None:
+                problem = f"{what} at {locator.text} {problem}"
+            return Found(text, locator, problem)
+    return _NOT_FOUND
+
+
+def id_text(value: object) -> tuple[str, str | None]:
+    """A text or whole number as the text of an id, or ('', what is wrong with it)."""
+    if isinstance(value, bytes):
+        try:
+            value = value.decode()
+        except UnicodeDecodeError:
+            return "", "is not UTF-8 text"
+    elif type(value) is int:
+        value = str(value)
+    if not isinstance(value, str):
+        return "", f"is {_KINDS.get(type(value), 'null')}, not a text or a whole number"
+    problem = _text_problem(value)
+    return ("", problem) if problem else (value, None)
+
+
+def _text_problem(text: str) -> str | None:
+    if len(text) > TEXT_CHARS_MAX:
+        return f"has {len(text)} characters, at most {TEXT_CHARS_MAX} are allowed"
+    if text.isascii() and text.isprintable():
+        return None
+    return "has a control character" if _CONTROL.search(text) else None
+
+
+def parse_mask(path: str) -> tuple[str | int, ...]:
+    """The steps of a dotted path to a volatile field, such as `data.attempt` or `items[*].n`.
+
+    A step is a name, an index, or -1 for every element of a list. Raise ValueError, with words,
+    for what is no such path.
+    """
+    steps: list[str | int] = []
+    for part in path.split("."):
+        match = _MASK_STEP.fullmatch(part)
+        if match is None:
+            raise ValueError(f"{path!r} is not a dotted path such as data.attempt or items[*].n")
+        steps.append(match[1])
+        steps += [-1 if i == "*" else int(i) for i in re.findall(r"\[(\*|\d+)\]", match[2])]
+    return tuple(steps)
+
+
+def canonical(body: bytes, content_type: str, volatile: Sequence[str]) -> bytes | None:
+    """The SHA-256 (32 bytes) of the body's canonical JSON without its volatile fields.
+
+    Keys are sorted, of duplicate keys the last counts, numbers are compared as parsed. A form
+    (content type 'form') is an object of its fields, those that hold a JSON object decoded, and
+    each of these is masked too. None when the body can't be read so; never raises.
+    """
+    document = decode(body) if content_type != "form" else _form_of_json(body)
+    if document.problem is not None:
+        return None
+    for mask in map(_mask, volatile):
+        _drop(document.value, mask)
+        if content_type == "form" and isinstance(document.value, dict):
+            for value in document.value.values():
+                _drop(value, mask)
+    try:
+        text = json.dumps(document.value, sort_keys=True, separators=(",", ":"))
+    except RecursionError:
+        return None
+    return sha256(text.encode()).digest()
+
+
+def _form_of_json(body: bytes) -> Document:
+    document = _form_document(body)
+    if not isinstance(document.value, dict):
+        return document
+    fields = {}
+    for name, text in document.value.items():
+        value, _ = _json(text.encode())
+        fields[name] = value if isinstance(value, dict | list) else text
+    return Document(fields)
+
+
+def _mask(path: str) -> tuple[str | int, ...]:
+    try:
+        return parse_mask(path)
+    except ValueError:
+        return ()
+
+
+def _drop(node: object, steps: tuple[str | int, ...]) -> None:
+    """Remove what the steps lead to; -1 stands for every element of a list."""
+    if not steps:
+        return
+    step, rest = steps[0], steps[1:]
+    if isinstance(step, int):
+        _drop_elements(node, step, rest)
+    elif isinstance(node, dict) and step in node:
+        if rest:
+            _drop(node[step], rest)
+        else:
+            del node[step]
+
+
+def _drop_elements(node: object, index: int, rest: tuple[str | int, ...]) -> None:
+    if not isinstance(node, list):
+        return
+    chosen = range(len(node)) if index < 0 else range(index, min(index + 1, len(node)))
+    for place in chosen:
+        if rest:
+            _drop(node[place], rest)
+        else:
+            # Null, not gone: the elements after it keep their places.
+            node[place] = None

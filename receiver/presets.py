@@ -1,0 +1,639 @@
+"""The senders, as data: how each one signs, and where its ids are."""
+
+import base64
+import binascii
+import difflib
+import functools
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, TypeVar, cast
+
+import msgspec
+
+from receiver.extract import Locator, parse_locator, parse_mask
+
+Table = Mapping[str, object]
+
+# Each table is what a founder may write under `scheme` in the config, in the same words.
+#
+# How it signs, once, or several times under `schemes` (tried in order):
+#   sig             where the signature is: header:NAME, json:/path, form:field, form:field#/path
+#   item_sep        splits one header value into items; repeated headers are all read
+#   kv_sep          splits an item into key and value; then only items keyed `sig_key` are
+#                   signatures, and one keyed `ts_key` is the timestamp
+#   algo            sha256, sha1, sha512 (HMAC), ed25519, ecdsa-p256-sha256, token, basic, none
+#   enc             hex (lower case, unless hex_any_case = true) or base64 (strict)
+#   signed          what the signature covers: text with {body} {ts} {id} {url} {method} {payload}
+#                   {json:/path} {header:NAME}
+#   secret          how the key comes from the secret's text: utf8, hex, base64, base64:PREFIX
+#   id, ts          where the values of {id} and {ts} are; ts_unit is s, ms or iso
+#   tolerance_s     how old a delivery may be; future_s how far ahead (default: the same)
+#   only_if_absent  this scheme counts only where that header is missing
+#
+# What it says; of several places the first that is not empty counts:
+#   event_id, event_type, account, livemode
+#   key             ["id", "type"] where one id is sent for several types
+#   payload         the form field that holds the JSON where the sender posts a form
+#   volatile        fields that differ between deliveries of one event
+PRESETS: dict[str, Table] = {
+    # docs.stripe.com/webhooks: the secret is used as it is, whsec_ included. A thin event names
+    # its account in `context`. The Event type of stripe-node: pending_webhooks counts the
+    # endpoints still to be delivered to, so deliveries of one event may differ in it; `data`
+    # never changes, and `request` tells of the one API call that caused the event.
+    "stripe": {
+        "sig": "header:Stripe-Signature",
+        "item_sep": ",",
+        "kv_sep": "=",
+        "sig_key": "v1",
+        "ts_key": "t",
+        "algo": "sha256",
+        "enc": "hex",
+        "signed": "{ts}.{body}",
+        "tolerance_s": 300,
+        "event_id": "json:/id",
+        "event_type": "json:/type",
+        "account": ["json:/account", "json:/context"],
+        "livemode": "json:/livemode",
+        "volatile": ["pending_webhooks"],
+    },
+    # docs.github.com, "Validating webhook deliveries": a form is signed as it is sent. The
+    # headers with the id and the event are not signed; X-Hub-Signature (SHA-1) is not read.
+    "github": {
+        "sig": "header:X-Hub-Signature-256",
+        "kv_sep": "=",
+        "sig_key": "sha256",
+        "algo": "sha256",
+        "enc": "hex",
+        "signed": "{body}",
+        "event_id": "header:X-GitHub-Delivery",
+        "event_type": "header:X-GitHub-Event",
+        "account": ["json:/installation/id", "json:/repository/id"],
+        "payload": "payload",
+    },
+    # shopify.dev, "Ignore duplicates": the event id is the same for every webhook that one
+    # action of the merchant sets off, whatever the topic. None of these headers is signed.
+    # Subscriptions to "Events" send them without the X-.
+    "shopify": {
+        "schemes": [
+            {
+                "sig": "header:X-Shopify-Hmac-Sha256",
+                "algo": "sha256",
+                "enc": "base64",
+                "signed": "{body}",
+            },
+            {
+                "sig": "header:shopify-hmac-sha256",
+                "algo": "sha256",
+                "enc": "base64",
+                "signed": "{body}",
+            },
+        ],
+        "event_id": [
+            "header:X-Shopify-Event-Id",
+            "header:shopify-event-id",
+            "header:X-Shopify-Webhook-Id",
+            "header:shopify-webhook-id",
+        ],
+        "event_type": ["header:X-Shopify-Topic", "header:shopify-topic"],
+        "account": ["header:X-Shopify-Shop-Domain", "header:shopify-shop-domain"],
+        "key": ["id", "type"],
+    },
+    # github.com/standard-webhooks/standard-webhooks, specification 1.0.0: v1 is an HMAC, v1a
+    # Ed25519 under the sender's public key; other versions are skipped.
+    "standard-webhooks": {
+        "schemes": [
+            {
+                "sig": "header:webhook-signature",
+                "item_sep": " ",
+                "kv_sep": ",",
+                "sig_key": "v1",
+                "algo": "sha256",
+                "enc": "base64",
+                "signed": "{id}.{ts}.{body}",
+                "secret": "base64:whsec_",
+                "id": "header:webhook-id",
+                "ts": "header:webhook-timestamp",
+                "tolerance_s": 300,
+            },
+            {
+                "sig": "header:webhook-signature",
+                "item_sep": " ",
+                "kv_sep": ",",
+                "sig_key": "v1a",
+                "algo": "ed25519",
+                "enc": "base64",
+                "signed": "{id}.{ts}.{body}",
+                "secret": "base64:whpk_",
+                "id": "header:webhook-id",
+                "ts": "header:webhook-timestamp",
+                "tolerance_s": 300,
+            },
+        ],
+        "event_id": "header:webhook-id",
+        "event_type": "json:/type",
+    },
+}
+
+HMACS = ("sha256", "sha1", "sha512")
+PUBLIC_KEYS = ("ed25519", "ecdsa-p256-sha256")
+# The secret itself is sent, so nothing of the delivery is signed.
+BEARERS = ("token", "basic", "none")
+
+_PLACEHOLDERS = ("body", "ts", "id", "url", "method", "payload")
+_SCHEME_KEYS = (
+    *("sig", "item_sep", "kv_sep", "sig_key", "ts_key", "algo", "enc", "hex_any_case", "signed"),
+    *("secret", "id", "ts", "ts_unit", "tolerance_s", "future_s", "only_if_absent"),
+)
+_SENDER_KEYS = ("event_id", "event_type", "account", "livemode", "key", "payload", "volatile")
+
+T = TypeVar("T")
+
+
+class PresetError(ValueError):
+    """A scheme table that can't be used; `problems` has one "key: what is wrong" for each."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = tuple(problems)
+
+
+class SecretError(ValueError):
+    """A secret from which no key can be made; never says anything of the secret itself."""
+
+
+class CryptographyMissing(SecretError):
+    """The optional package `cryptography` is needed for a public key, and is not installed."""
+
+
+class Part(msgspec.Struct, frozen=True):
+    """A piece of what is signed: literal `text`, a placeholder of _PLACEHOLDERS, or `at`."""
+
+    kind: str
+    text: bytes = b""
+    at: Locator | None = None
+
+
+class Derivation(msgspec.Struct, frozen=True):
+    """How a key comes from the text of a secret."""
+
+    kind: Literal["utf8", "hex", "base64"]
+    prefix: bytes = b""
+    # Without it, the key would count for a scheme that it was not made for.
+    prefix_required: bool = False
+
+
+class Scheme(msgspec.Struct, frozen=True):
+    """One way to sign, parsed; the fields are those of the table."""
+
+    algo: str
+    sig: Locator | None = None
+    item_sep: bytes | None = None
+    kv_sep: bytes | None = None
+    sig_key: bytes | None = None
+    ts_key: bytes | None = None
+    enc: str = "hex"
+    hex_any_case: bool = False
+    signed: tuple[Part, ...] = ()
+    secret: tuple[Derivation, ...] = (Derivation("utf8"),)
+    id: Locator | None = None
+    ts: Locator | None = None
+    ts_unit: str = "s"
+    tolerance_s: float | None = None
+    future_s: float | None = None
+    only_if_absent: Locator | None = None
+
+    def vouches_for(self, locator: Locator) -> bool:
+        """Whether a good delivery proves what stands there.
+
+        The body is proved where it is signed, or where the sender shows the secret itself; a
+        header only where it is part of what is signed.
+        """
+        if self.algo in BEARERS:
+            return locator.kind != "header"
+        if locator.kind != "header" and self.has("body", "payload"):
+            return True
+        return (
+            (locator.same(self.id) and self.has("id"))
+            or (locator.same(self.ts) and self.has("ts"))
+            or any(locator.same(part.at) for part in self.signed)
+        )
+
+    def has(self, *placeholders: str) -> bool:
+        return any(part.kind in placeholders for part in self.signed)
+
+
+class Preset(msgspec.Struct, frozen=True):
+    """One sender, parsed."""
+
+    name: str
+    schemes: tuple[Scheme, ...]
+    event_id: tuple[Locator, ...] = ()
+    event_type: tuple[Locator, ...] = ()
+    account: tuple[Locator, ...] = ()
+    livemode: Locator | None = None
+    keyed_by_type: bool = False
+    payload: bytes | None = None
+    volatile: tuple[str, ...] = ()
+    # The sender posts plain forms too: a locator asks for a form's field.
+    forms: bool = False
+
+
+@functools.cache
+def get(name: str) -> Preset:
+    """The preset of that name; PresetError lists the names when there is none."""
+    if name not in PRESETS:
+        raise PresetError([f"no preset is called {name!r}{_did_you_mean(name, PRESETS)}"])
+    return parse(PRESETS[name], name)
+
+
+def parse(table: Table, name: str = "custom") -> Preset:
+    """Check and compile one table of the form above; PresetError lists every problem."""
+    sender = _Reader(table)
+    schemes = _schemes(sender)
+    locators = {key: sender.locators(key) for key in ("event_id", "event_type", "account")}
+    livemode = sender.locator("livemode")
+    if livemode is not None and livemode.kind != "json":
+        sender.fail("livemode", "must be in the signed body; write json:/path")
+    key = sender.texts("key")
+    if key not in ((), ("id",), ("id", "type")):
+        sender.fail("key", 'must be ["id"] or ["id", "type"]')
+    payload = sender.text("payload")
+    for path in (volatile := sender.texts("volatile")):
+        sender.attempt("volatile", parse_mask, path)
+    if sender.problems:
+        raise PresetError(sender.problems)
+    sources = [*locators["event_id"], *locators["event_type"], *locators["account"]]
+    return Preset(
+        name=name,
+        schemes=_with_prefixes(schemes),
+        livemode=livemode,
+        keyed_by_type=key == ("id", "type"),
+        payload=payload.encode() if payload is not None else None,
+        volatile=volatile,
+        forms=any(at.kind == "form" and at.pointer is None for at in sources),
+        **locators,
+    )
+
+
+def _schemes(sender: "_Reader") -> list[Scheme]:
+    if "schemes" not in sender.table:
+        sender.unknown((*_SCHEME_KEYS, "schemes", *_SENDER_KEYS))
+        return [_scheme(sender)]
+    sender.unknown(("schemes", *_SENDER_KEYS))
+    tables = sender.table["schemes"]
+    if not isinstance(tables, list) or not tables:
+        sender.fail("schemes", "must be a list of tables, at least one")
+        return []
+    readers = [_Reader(t, f"schemes[{i}].", sender.problems) for i, t in enumerate(tables)]
+    for reader in readers:
+        reader.unknown(_SCHEME_KEYS)
+    return [_scheme(reader) for reader in readers]
+
+
+def _with_prefixes(schemes: Sequence[Scheme]) -> tuple[Scheme, ...]:
+    """Require the prefixes of secrets where one of them marks a public key.
+
+    Otherwise a public key, which anyone may know, could count as the key of an HMAC.
+    """
+    if not any(scheme.algo in PUBLIC_KEYS for scheme in schemes):
+        return tuple(schemes)
+    return tuple(
+        msgspec.structs.replace(
+            scheme,
+            secret=tuple(
+                msgspec.structs.replace(way, prefix_required=bool(way.prefix))
+                for way in scheme.secret
+            ),
+        )
+        for scheme in schemes
+    )
+
+
+def _scheme(reader: "_Reader") -> Scheme:
+    algo = reader.choice("algo", (*HMACS, *PUBLIC_KEYS, *BEARERS))
+    if algo is None and "algo" not in reader.table:
+        reader.fail("algo", "is missing; for example sha256")
+    template = reader.text("signed")
+    tolerance_s = reader.seconds("tolerance_s")
+    future_s = reader.seconds("future_s")
+    scheme = Scheme(
+        algo=algo or "none",
+        sig=reader.locator("sig"),
+        item_sep=reader.octets("item_sep"),
+        kv_sep=reader.octets("kv_sep"),
+        sig_key=reader.octets("sig_key"),
+        ts_key=reader.octets("ts_key"),
+        enc=reader.choice("enc", ("hex", "base64")) or "hex",
+        hex_any_case=reader.truth("hex_any_case"),
+        signed=(reader.attempt("signed", _parts, template) or ()) if template is not None else (),
+        secret=_derivations(reader),
+        id=reader.locator("id"),
+        ts=reader.locator("ts"),
+        ts_unit=reader.choice("ts_unit", ("s", "ms", "iso")) or "s",
+        tolerance_s=tolerance_s,
+        future_s=tolerance_s if future_s is None else future_s,
+        only_if_absent=reader.locator("only_if_absent"),
+    )
+    if not reader.failed:
+        _check_scheme(reader, scheme)
+    return scheme
+
+
+def _derivations(reader: "_Reader") -> tuple[Derivation, ...]:
+    ways = []
+    for text in reader.texts("secret") or ("utf8",):
+        kind, _, prefix = text.partition(":")
+        if kind not in ("utf8", "hex", "base64") or (prefix and kind != "base64"):
+            reader.fail("secret", f"{text!r} must be utf8, hex, base64 or base64:PREFIX")
+        else:
+            known = cast(Literal["utf8", "hex", "base64"], kind)
+            ways.append(Derivation(known, prefix.encode()))
+    return tuple(ways)
+
+
+def _parts(template: str) -> tuple[Part, ...]:
+    parts = []
+    for i, piece in enumerate(re.split(r"\{([^{}]*)\}", template)):
+        if i % 2:
+            parts.append(_placeholder(piece))
+        elif "{" in piece or "}" in piece:
+            raise ValueError("has a brace without its other half")
+        elif piece:
+            parts.append(Part("text", text=piece.encode()))
+    return tuple(parts)
+
+
+def _placeholder(text: str) -> Part:
+    if text in _PLACEHOLDERS:
+        return Part(text)
+    if ":" in text:
+        return Part("at", at=parse_locator(text))
+    raise ValueError(f"{{{text}}} is not known; write one of {', '.join(_PLACEHOLDERS)}")
+
+
+def _check_scheme(reader: "_Reader", scheme: Scheme) -> None:
+    """What no single field can tell."""
+    given = reader.table
+    rules = [
+        ("sig", scheme.algo != "none" and not scheme.sig, "is missing; where is the signature?"),
+        ("sig", scheme.algo == "none" and scheme.sig is not None, "has no use with algo none"),
+        ("kv_sep", bool(scheme.kv_sep) != bool(scheme.sig_key), "and sig_key go together"),
+        ("ts_key", bool(scheme.ts_key and not scheme.kv_sep), "needs kv_sep and sig_key"),
+        ("ts_key", bool(scheme.ts_key and scheme.ts), "and ts both say where the timestamp is"),
+        ("ts_unit", "ts_unit" in given and not _has_ts(scheme), "needs ts or ts_key"),
+        ("tolerance_s", "tolerance_s" in given and not _has_ts(scheme), "needs ts or ts_key"),
+        ("future_s", "future_s" in given and "tolerance_s" not in given, "needs tolerance_s"),
+    ]
+    rules += _bearer_rules(given) if scheme.algo in BEARERS else _signature_rules(given, scheme)
+    for key, broken, what in rules:
+        if broken:
+            reader.fail(key, what)
+
+
+def _has_ts(scheme: Scheme) -> bool:
+    return bool(scheme.ts or scheme.ts_key)
+
+
+def _bearer_rules(given: Table) -> list[tuple[str, bool, str]]:
+    what = "has no use with this algo, which signs nothing"
+    keys = ("signed", "enc", "hex_any_case", "id", "ts", "ts_key")
+    return [(key, key in given, what) for key in keys]
+
+
+def _signature_rules(given: Table, scheme: Scheme) -> list[tuple[str, bool, str]]:
+    in_body = (part.at is not None and part.at.kind != "header" for part in scheme.signed)
+    proves_body = scheme.has("body", "payload") or any(in_body)
+    unsigned_ts = scheme.ts is not None and not scheme.vouches_for(scheme.ts)
+    return [
+        ("enc", "enc" not in given, "is missing; hex or base64"),
+        ("signed", "signed" not in given, 'is missing; for example "{ts}.{body}"'),
+        ("signed", "signed" in given and not proves_body, "covers nothing of the body"),
+        ("signed", scheme.has("ts") and not _has_ts(scheme), "has {ts}, which needs ts or ts_key"),
+        ("signed", scheme.has("id") and not scheme.id, "has {id}, which needs id"),
+        ("id", scheme.id is not None and not scheme.has("id"), "is not used: {id} is not signed"),
+        ("ts", unsigned_ts, "proves nothing: {ts} is not signed"),
+        ("ts_key", bool(scheme.ts_key and not scheme.has("ts")), "proves nothing: no {ts} signed"),
+    ]
+
+
+class _Reader:
+    """Takes typed values out of a table, and collects what is wrong with them."""
+
+    def __init__(self, table: object, prefix: str = "", problems: list[str] | None = None) -> None:
+        self.prefix = prefix
+        self.problems = [] if problems is None else problems
+        self.table: Table = cast(Table, table) if isinstance(table, Mapping) else {}
+        self.failed = not isinstance(table, Mapping)
+        if self.failed:
+            self.problems.append(f"{prefix.removesuffix('.') or 'scheme'}: must be a table")
+
+    def fail(self, key: str, what: str) -> None:
+        self.failed = True
+        self.problems.append(f"{self.prefix}{key}: {what}")
+
+    def unknown(self, known: Sequence[str]) -> None:
+        for key in self.table:
+            if key not in known:
+                self.fail(key, f"is not a known key{_did_you_mean(key, known)}")
+
+    def attempt(self, key: str, parse: Callable[[str], T], text: str) -> T | None:
+        try:
+            return parse(text)
+        except ValueError as error:
+            self.fail(key, str(error))
+            return None
+
+    def text(self, key: str) -> str | None:
+        value = self.table.get(key)
+        if value is None or (isinstance(value, str) and value):
+            return value
+        self.fail(key, "must be a text, not empty")
+        return None
+
+    def octets(self, key: str) -> bytes | None:
+        text = self.text(key)
+        return None if text is None else text.encode()
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        value = self.table.get(key, [])
+        values = [value] if isinstance(value, str) else value
+        if isinstance(values, list) and all(isinstance(v, str) and v for v in values):
+            return tuple(values)
+        self.fail(key, "must be a text or a list of texts, none of them empty")
+        return ()
+
+    def choice(self, key: str, choices: Sequence[str]) -> str | None:
+        text = self.text(key)
+        if text is None or text in choices:
+            return text
+        self.fail(key, f"{text!r} must be one of {', '.join(choices)}")
+        return None
+
+    def truth(self, key: str) -> bool:
+        value = self.table.get(key, False)
+        if not isinstance(value, bool):
+            self.fail(key, "must be true or false")
+        return value is True
+
+    def seconds(self, key: str) -> float | None:
+        value = self.table.get(key)
+        if value is None:
+            return None
+        if type(value) in (int, float) and 0 < cast(float, value) < math.inf:
+            return cast(float, value)
+        self.fail(key, "must be a number of seconds above 0")
+        return None
+
+    def locator(self, key: str) -> Locator | None:
+        text = self.text(key)
+        return None if text is None else self.attempt(key, parse_locator, text)
+
+    def locators(self, key: str) -> tuple[Locator, ...]:
+        found = (self.attempt(key, parse_locator, text) for text in self.texts(key))
+        return tuple(locator for locator in found if locator is not None)
+
+
+def _did_you_mean(word: str, known: Sequence[str] | Mapping[str, object]) -> str:
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {close[0]}?" if close else f"; known are {', '.join(known)}"
+
+
+Verifier = Callable[[bytes, bytes], bool]
+
+
+class Key(msgspec.Struct, frozen=True):
+    """What one scheme checks with: `value` for HMACs and bearers, else `verify`."""
+
+    value: bytes = b""
+    # (signature, content) -> whether it is good
+    verify: Verifier | None = None
+
+    def __repr__(self) -> str:
+        return "Key(...)"
+
+
+def keys(scheme: Scheme, secret: bytes) -> tuple[Key, ...]:
+    """The keys that a secret gives for a scheme, at least one; SecretError says why there is none.
+
+    CryptographyMissing when it is a public key and can't be used on this machine.
+    """
+    problems = []
+    found = []
+    for way in scheme.secret:
+        try:
+            found.append(_key(scheme.algo, _derive(way, secret)))
+        except CryptographyMissing:
+            raise
+        except SecretError as error:
+            problems.append(str(error))
+    if not found:
+        raise SecretError("; ".join(problems))
+    return tuple(found)
+
+
+def secret_problem(preset: Preset, secret: bytes) -> str | None:
+    """Why a secret fits none of the preset's schemes, in words without the secret; or None."""
+    problems: list[str] = []
+    for scheme in preset.schemes:
+        try:
+            if scheme.algo == "none" or keys(scheme, secret):
+                return None
+        except SecretError as error:
+            problems += [str(error)] if str(error) not in problems else []
+    return ", or ".join(problems)
+
+
+def _derive(way: Derivation, secret: bytes) -> bytes:
+    if way.kind == "utf8":
+        key = secret
+    else:
+        text = _without_prefix(way, secret)
+        key = _hex_key(text) if way.kind == "hex" else _base64_key(text)
+    # An empty key would be one that everybody knows.
+    if not key:
+        raise SecretError("is empty")
+    return key
+
+
+def _without_prefix(way: Derivation, secret: bytes) -> bytes:
+    text = secret.removeprefix(way.prefix)
+    if way.prefix and way.prefix in text:
+        first = "v1, stands before it" if text.startswith(b"v1,") else "something stands before it"
+        raise SecretError(f"must start with {way.prefix.decode()}: {first}, remove that")
+    if way.prefix_required and text == secret:
+        raise SecretError(f"must start with {way.prefix.decode()}")
+    return text
+
+
+def _hex_key(text: bytes) -> bytes:
+    try:
+        return binascii.unhexlify(text)
+    except ValueError as error:
+        raise SecretError("must be hexadecimal") from error
+
+
+def _base64_key(text: bytes) -> bytes:
+    """Padding that is missing is added: senders show secrets without it."""
+    bare = text.rstrip(b"=")
+    try:
+        return base64.b64decode(bare + b"=" * (-len(bare) % 4), validate=True)
+    except ValueError as error:
+        raise SecretError("must be base64") from error
+
+
+def _key(algo: str, raw: bytes) -> Key:
+    if algo not in PUBLIC_KEYS:
+        return Key(raw)
+    try:
+        return Key(verify=_ed25519(raw) if algo == "ed25519" else _ecdsa_p256(raw))
+    except ImportError as error:
+        raise CryptographyMissing(
+            f"needs the package cryptography for {algo}; install it (pip install cryptography)"
+        ) from error
+
+
+def _ed25519(raw: bytes) -> Verifier:
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    try:
+        key = Ed25519PublicKey.from_public_bytes(raw)
+    except ValueError as error:
+        raise SecretError("must be an Ed25519 public key of 32 bytes") from error
+
+    def verify(signature: bytes, content: bytes) -> bool:
+        try:
+            key.verify(signature, content)
+        except InvalidSignature:
+            return False
+        return True
+
+    return verify
+
+
+def _ecdsa_p256(raw: bytes) -> Verifier:
+    from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric.ec import (
+        ECDSA,
+        SECP256R1,
+        EllipticCurvePublicKey,
+    )
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.serialization import load_der_public_key
+
+    try:
+        key = load_der_public_key(raw)
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise SecretError("must be a public key in DER form") from error
+    if not isinstance(key, EllipticCurvePublicKey) or not isinstance(key.curve, SECP256R1):
+        raise SecretError("must be a public key on the curve P-256")
+
+    def verify(signature: bytes, content: bytes) -> bool:
+        try:
+            key.verify(signature, content, ECDSA(SHA256()))
+        except InvalidSignature:
+            return False
+        return True
+
+    return verify

@@ -1,0 +1,708 @@
+"""Turn an untrusted delivery into a verified event, or refuse it; pure, and driven by presets."""
+
+import base64
+import binascii
+import functools
+import hmac
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from hashlib import sha256
+from typing import Literal
+
+import msgspec
+
+from receiver.extract import Found, Headers, Locator, Reading, canonical, find, form_values, look_up
+from receiver.presets import (
+    PUBLIC_KEYS,
+    CryptographyMissing,
+    Key,
+    Part,
+    Preset,
+    Scheme,
+    SecretError,
+    keys,
+)
+
+__all__ = [
+    "Contract",
+    "Delivery",
+    "Event",
+    "Rejected",
+    "Secret",
+    "Verdict",
+    "canonical",
+    "reread",
+    "sign",
+    "verdict",
+    "verify",
+]
+
+# Items of a signature header that are looked at, all its repetitions together.
+SIGNATURE_ITEMS_MAX = 32
+# A timestamp in seconds or milliseconds: digits.
+TIMESTAMP_DIGITS_MAX = 16
+
+BAD_SIGNATURE = "bad-signature"
+EXPIRED = "expired"
+
+_RFC_3339 = re.compile(
+    rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)", re.ASCII
+)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Delivery(msgspec.Struct, frozen=True):
+    """One HTTP request as it arrived: untrusted. Header names are lower-case, their order kept."""
+
+    method: str
+    # Absolute, as the sender sees it.
+    url: str
+    headers: Headers
+    # As on the wire.
+    body: bytes
+    received_ms: int
+    # The body inflated, when it came as gzip and the source allows that.
+    inflated: bytes | None = None
+
+
+class Secret(msgspec.Struct, frozen=True):
+    """One secret of a source; only `reference` may be shown or stored."""
+
+    reference: str
+    value: bytes
+    # An event of another account, or of the other mode, signed with it is quarantined.
+    account: str | None = None
+    livemode: bool | None = None
+    # A named secret is for handshakes and templates, never a key of signatures.
+    name: str | None = None
+
+    def __repr__(self) -> str:
+        return f"Secret({self.reference!r})"
+
+
+class Proof(msgspec.Struct, frozen=True):
+    """What a good delivery proves: the accounts and ids that it signs, and those it only names."""
+
+    accounts: tuple[Locator, ...]
+    claimed_accounts: tuple[Locator, ...]
+    ids: tuple[Locator, ...]
+
+
+class Check(msgspec.Struct, frozen=True):
+    """A scheme with the keys of its source."""
+
+    scheme: Scheme
+    keys: tuple[tuple[Key, Secret], ...]
+    proof: Proof
+
+
+class Contract(msgspec.Struct, frozen=True, dict=True):
+    """What one source demands of its deliveries.
+
+    Making one raises presets.CryptographyMissing when a secret is a public key that can't be
+    used; a secret that fits no scheme (see presets.secret_problem) only never matches.
+    """
+
+    source: str
+    identity: str
+    preset: Preset
+    secrets: tuple[Secret, ...]
+    account: str | None = None
+    livemode: bool | None = None
+    # In place of the schemes' own, in both directions; seconds.
+    tolerance_s: float | None = None
+    # The preset's included.
+    volatile: tuple[str, ...] = ()
+    armed: bool = False
+
+    def __post_init__(self) -> None:
+        assert isinstance(self.checks, tuple), "the keys are made when the config is loaded"
+
+    @functools.cached_property
+    def checks(self) -> tuple[Check, ...]:
+        """The schemes that can be checked, with their keys."""
+        return tuple(_checks(self.preset, self.signing))
+
+    @functools.cached_property
+    def proof(self) -> Proof:
+        """What every one of the schemes proves."""
+        return _proof(self.preset, self.preset.schemes)
+
+    @property
+    def signing(self) -> tuple[Secret, ...]:
+        return tuple(secret for secret in self.secrets if secret.name is None)
+
+
+class Event(msgspec.Struct, frozen=True):
+    """A verified fact from a source."""
+
+    source: str
+    identity: str
+    # Pinned, or from what is signed; '' when neither says one.
+    account: str
+    # The sender's id; 'sha256:<hex of the body>' when it sends none.
+    event_id: str
+    # What tells this event from others of the account: the id, with the type where senders
+    # use one id for several types.
+    key_id: str
+    # '' when missing.
+    type: str
+    received_ms: int
+    # The verified bytes, inflated.
+    body: bytes
+    content_type: str
+    # The decoded body; None when `defect` says that it is not JSON.
+    document: object
+    # 32 bytes over `body`.
+    body_sha256: bytes
+    # The reference of the secret that matched; '' when the scheme has none.
+    secret: str
+    # False when a header that is not signed decides which id it is.
+    id_signed: bool
+    # What such a header says of the account.
+    claimed_account: str | None
+    # Why it is genuine but can't be processed.
+    defect: str | None
+    # A test event on a live source.
+    test: bool
+
+
+class Rejected(Exception):
+    """The delivery is not proved; `detail` is for the operator and holds nothing secret.
+
+    `reason` is 'bad-signature' or 'expired'; then the signature is good and `skew_s` says by how
+    much the delivery is late (above 0) or early.
+    """
+
+    def __init__(self, reason: str, detail: str, skew_s: int | None = None) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+        self.detail = detail
+        self.skew_s = skew_s
+
+
+def verify(contract: Contract, delivery: Delivery) -> tuple[Event, ...]:
+    """Prove a delivery and read its event; raise Rejected, and nothing else, if it fails.
+
+    What is genuine but can't be processed is an event with a `defect`.
+    """
+    reading = _reading(contract.preset, delivery)
+    proof, secret = _authenticate(contract, delivery, reading)
+    return (_read(contract, delivery, reading, proof, secret),)
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """A judgement for people; `account` is what the delivery claims, proved or not."""
+
+    verdict: Literal["valid", "bad-signature", "expired", "unverified"]
+    event_id: str | None = None
+    event_type: str | None = None
+    account: str | None = None
+    reason: str | None = None
+
+
+def verdict(contract: Contract, delivery: Delivery) -> Verdict:
+    """Judge one delivery without storing it; 'unverified' where nothing could prove it."""
+    unsigned = all(scheme.algo == "none" for scheme in contract.preset.schemes)
+    try:
+        if unsigned or not contract.signing:
+            reading = _reading(contract.preset, delivery)
+            event = _read(contract, delivery, reading, contract.proof, None)
+            why = "the sender does not sign" if unsigned else "the source has no secret"
+            return _verdict("unverified", event, why)
+        return _verdict("valid", verify(contract, delivery)[0], None)
+    except Rejected as rejected:
+        return Verdict(
+            "expired" if rejected.reason == EXPIRED else "bad-signature", reason=rejected.detail
+        )
+
+
+def _verdict(word: Literal["valid", "unverified"], event: Event, why: str | None) -> Verdict:
+    account = event.claimed_account or event.account
+    return Verdict(word, event.event_id, event.type, account or None, event.defect or why)
+
+
+def _reading(preset: Preset, delivery: Delivery) -> Reading:
+    body = delivery.body if delivery.inflated is None else delivery.inflated
+    return Reading(delivery.headers, body, preset.payload, preset.forms)
+
+
+# Is it genuine?
+
+
+def _checks(preset: Preset, secrets: Sequence[Secret]) -> list[Check]:
+    checks = []
+    for scheme in preset.schemes:
+        found = [(key, secret) for secret in secrets for key in _keys(scheme, secret)]
+        if found or scheme.algo == "none":
+            checks.append(Check(scheme, tuple(found), _proof(preset, (scheme,))))
+    return checks
+
+
+def _proof(preset: Preset, schemes: Sequence[Scheme]) -> Proof:
+    def proved(locators: Sequence[Locator]) -> tuple[Locator, ...]:
+        return tuple(at for at in locators if all(s.vouches_for(at) for s in schemes))
+
+    accounts = proved(preset.account)
+    claimed = tuple(at for at in preset.account if at not in accounts)
+    return Proof(accounts, claimed, proved(preset.event_id))
+
+
+def _keys(scheme: Scheme, secret: Secret) -> tuple[Key, ...]:
+    try:
+        return keys(scheme, secret.value)
+    except CryptographyMissing:
+        raise
+    except SecretError:
+        return ()
+
+
+def _authenticate(
+    contract: Contract, delivery: Delivery, reading: Reading
+) -> tuple[Proof, Secret | None]:
+    refused = []
+    for check in contract.checks:
+        try:
+            return check.proof, _prove(contract, check, delivery, reading)
+        except Rejected as rejected:
+            refused.append(rejected)
+    for refusal in refused:
+        if refusal.reason == EXPIRED:
+            raise refusal
+    details = dict.fromkeys(refusal.detail for refusal in refused)
+    raise Rejected(BAD_SIGNATURE, "; ".join(details) or "no secret fits the scheme of the source")
+
+
+def _prove(contract: Contract, check: Check, delivery: Delivery, reading: Reading) -> Secret | None:
+    """The secret that the delivery is signed with; None where the sender does not sign."""
+    scheme = check.scheme
+    if scheme.only_if_absent is not None and _is_there(reading, scheme.only_if_absent):
+        raise _bad(f"{scheme.only_if_absent.text} is there, so that signature alone counts")
+    if scheme.sig is None:
+        return None
+    signatures, ts = _items(scheme, scheme.sig, reading)
+    if scheme.ts is not None:
+        ts = _single(reading, scheme.ts)
+    sent_ms = _sent_ms(scheme, ts)
+    id_ = b"" if scheme.id is None else _single(reading, scheme.id)
+    for body in (delivery.body, delivery.inflated):
+        if body is None:
+            continue
+        content = _content(scheme, reading, delivery, {"body": body, "ts": ts, "id": id_})
+        for key, secret in check.keys:
+            if _matches(scheme, key, content, signatures):
+                _check_time(contract, scheme, sent_ms, delivery.received_ms)
+                return secret
+    raise _bad(f"no signature in {scheme.sig.text} matches ({len(check.keys)} keys tried)")
+
+
+def _bad(detail: str) -> Rejected:
+    return Rejected(BAD_SIGNATURE, detail)
+
+
+def _is_there(reading: Reading, locator: Locator) -> bool:
+    """An empty header is there too: leaving out the value must not open the weaker scheme."""
+    if locator.kind != "header":
+        return bool(reading.raw(locator))
+    return any(name == locator.name for name, _ in reading.headers)
+
+
+def _items(scheme: Scheme, sig: Locator, reading: Reading) -> tuple[list[bytes], bytes]:
+    """The candidate signatures, and the timestamp that stands among them (b'' if none does).
+
+    Empty items, as two separators in a row make them, say nothing and are skipped; one that is
+    not a key and a value makes the whole signature invalid.
+    """
+    values = reading.raw(sig)
+    if not values:
+        raise _bad(f"{sig.text} is missing")
+    items = values
+    if scheme.item_sep is not None:
+        split = (value.split(scheme.item_sep, SIGNATURE_ITEMS_MAX) for value in values)
+        items = [item for part in split for item in part if item]
+    if len(items) > SIGNATURE_ITEMS_MAX:
+        raise _bad(f"{sig.text} has more than {SIGNATURE_ITEMS_MAX} items")
+    signatures, stamps = (items, []) if scheme.kv_sep is None else _keyed(scheme, sig, items)
+    if not signatures:
+        raise _bad(f"{sig.text} has no signature of the scheme")
+    if scheme.ts_key is not None and len(stamps) != 1:
+        raise _bad(f"{sig.text} has {len(stamps)} timestamps, not one")
+    if scheme.hex_any_case:
+        signatures = [signature.lower() for signature in signatures]
+    return signatures, stamps[0] if stamps else b""
+
+
+def _keyed(scheme: Scheme, sig: Locator, items: Sequence[bytes]) -> tuple[list[bytes], list[bytes]]:
+    assert scheme.kv_sep is not None, "only called where items have keys"
+    signatures, stamps = [], []
+    for item in items:
+        key, separator, value = item.partition(scheme.kv_sep)
+        if not separator:
+            raise _bad(f"{sig.text} has an item without {scheme.kv_sep.decode()!r}")
+        if key == scheme.sig_key:
+            signatures.append(value)
+        elif key == scheme.ts_key:
+            stamps.append(value)
+    return signatures, stamps
+
+
+def _single(reading: Reading, locator: Locator) -> bytes:
+    values = reading.raw(locator)
+    if len(values) != 1:
+        raise _bad(f"{locator.text} is {'there twice' if values else 'missing'}")
+    return values[0]
+
+
+def _content(
+    scheme: Scheme, reading: Reading, delivery: Delivery, values: dict[str, bytes]
+) -> bytes:
+    """The bytes that the signature covers; `values` has those of {body}, {ts} and {id}."""
+    return b"".join(
+        [
+            values[part.kind] if part.kind in values else _part(part, reading, delivery, values)
+            for part in scheme.signed
+        ]
+    )
+
+
+def _part(part: Part, reading: Reading, delivery: Delivery, values: dict[str, bytes]) -> bytes:
+    if part.kind == "text":
+        return part.text
+    if part.at is not None:
+        return _single(reading, part.at)
+    if part.kind == "url":
+        return delivery.url.encode(errors="replace")
+    if part.kind == "method":
+        return delivery.method.encode(errors="replace")
+    if part.kind == "payload" and reading.payload is not None:
+        return next(iter(form_values(values["body"], reading.payload)), values["body"])
+    return values["body"]
+
+
+def _matches(scheme: Scheme, key: Key, content: bytes, signatures: Sequence[bytes]) -> bool:
+    if key.verify is not None:
+        return any(key.verify(_decoded(scheme.enc, s), content) for s in signatures)
+    expected = _expected(scheme, key, content)
+    # The text is compared, so that only the one canonical spelling of a signature counts.
+    return any([hmac.compare_digest(expected, signature) for signature in signatures])
+
+
+def _expected(scheme: Scheme, key: Key, content: bytes) -> bytes:
+    if scheme.algo == "token":
+        return key.value
+    if scheme.algo == "basic":
+        return b"Basic " + base64.b64encode(key.value)
+    digest = hmac.digest(key.value, content, scheme.algo)
+    return binascii.hexlify(digest) if scheme.enc == "hex" else base64.b64encode(digest)
+
+
+def _decoded(enc: str, signature: bytes) -> bytes:
+    """The signature's bytes; b'', which is never a signature, for a spelling not canonical."""
+    try:
+        if enc == "hex":
+            raw = binascii.unhexlify(signature)
+            return raw if binascii.hexlify(raw) == signature else b""
+        raw = base64.b64decode(signature, validate=True)
+        return raw if base64.b64encode(raw) == signature else b""
+    except ValueError:
+        return b""
+
+
+def _sent_ms(scheme: Scheme, ts: bytes) -> int | None:
+    """When the delivery says it was sent; None where it says nothing."""
+    if scheme.ts is None and scheme.ts_key is None:
+        return None
+    if scheme.ts_unit == "iso":
+        return _iso_ms(ts)
+    if not ts.isdigit() or len(ts) > TIMESTAMP_DIGITS_MAX:
+        raise _bad("the timestamp is not a whole number")
+    return int(ts) * (1000 if scheme.ts_unit == "s" else 1)
+
+
+def _iso_ms(ts: bytes) -> int:
+    match = _RFC_3339.fullmatch(ts)
+    if match is None:
+        raise _bad("the timestamp is not an RFC 3339 time")
+    seconds, fraction, offset = match.groups()
+    try:
+        since = datetime.fromisoformat((seconds + offset).decode()) - _EPOCH
+    except (ValueError, OverflowError) as error:
+        raise _bad("the timestamp is not a time") from error
+    return int(since.total_seconds()) * 1000 + int((fraction or b"0").ljust(3, b"0")[:3])
+
+
+def _check_time(contract: Contract, scheme: Scheme, sent_ms: int | None, received_ms: int) -> None:
+    if sent_ms is None:
+        return
+    if scheme.ts_unit == "s":
+        # A sender that counts whole seconds cut the fraction off; so do we.
+        received_ms -= received_ms % 1000
+    late_ms = received_ms - sent_ms
+    allowed_s = scheme.tolerance_s if late_ms > 0 else scheme.future_s
+    if contract.tolerance_s is not None:
+        allowed_s = contract.tolerance_s
+    if allowed_s is None or abs(late_ms) <= allowed_s * 1000:
+        return
+    off_s = -(-abs(late_ms) // 1000)
+    word = "late" if late_ms > 0 else "early"
+    raise Rejected(
+        EXPIRED,
+        f"clock or delivery is {off_s} s {word}; tolerance {allowed_s:g} s",
+        off_s if late_ms > 0 else -off_s,
+    )
+
+
+# What does it say?
+
+
+class _Facts(msgspec.Struct, frozen=True):
+    """What an event says of itself, before it is held against the contract."""
+
+    id: str
+    id_signed: bool
+    type: str
+    account: str
+    # Every account that is named, wherever it stands.
+    accounts: tuple[str, ...]
+    claimed_account: str | None
+    problems: tuple[str | None, ...]
+
+
+def _read(
+    contract: Contract,
+    delivery: Delivery,
+    reading: Reading,
+    proof: Proof,
+    secret: Secret | None,
+) -> Event:
+    preset = contract.preset
+    id_ = _found(find(reading, preset.event_id, "id"), preset.event_id, "id")
+    type_ = _found(find(reading, preset.event_type, "type"), preset.event_type, "type")
+    account = find(reading, proof.accounts, "account")
+    claimed = find(reading, proof.claimed_accounts, "account")
+    facts = _Facts(
+        id=id_.text,
+        id_signed=_id_signed(preset, proof, id_.locator if id_.text else None),
+        type=type_.text,
+        account=contract.account or account.text,
+        accounts=(account.text, claimed.text),
+        claimed_account=claimed.text or None,
+        problems=(id_.problem, type_.problem, account.problem, claimed.problem),
+    )
+    return _event(contract, reading, facts, secret, delivery.received_ms)
+
+
+def reread(
+    contract: Contract,
+    *,
+    body: bytes,
+    content_type: str,
+    event_id: str,
+    type: str,
+    account: str,
+    received_ms: int,
+    secret: str,
+    claimed_account: str | None = None,
+) -> Event:
+    """The event of a stored body again, judged under the contract as it is now.
+
+    `event_id` is the stored key (Event.key_id) and `secret` a reference; what these say stays
+    as it is stored, since it is part of keys. A missing type is looked for again. Signature and
+    time are not judged.
+    """
+    preset = contract.preset
+    reading = Reading((), body, preset.payload, preset.forms or content_type == "form")
+    id_ = event_id.removesuffix(f":{type}") if preset.keyed_by_type else event_id
+    found = _found(find(reading, preset.event_id, "id"), preset.event_id, "id")
+    at, problem = None, found.problem
+    if id_ != _hash_id(sha256(body).digest()):
+        header = next((at for at in preset.event_id if at.kind == "header"), None)
+        at, problem = found.locator if found.text == id_ else header, None
+    type_ = Found(type)
+    if not type:
+        type_ = _found(find(reading, preset.event_type, "type"), preset.event_type, "type")
+    said = find(reading, contract.proof.accounts, "account")
+    facts = _Facts(
+        id=id_,
+        id_signed=_id_signed(preset, contract.proof, at),
+        type=type_.text,
+        account=account,
+        accounts=(account, said.text, claimed_account or ""),
+        claimed_account=claimed_account,
+        problems=(problem, type_.problem, said.problem),
+    )
+    bound = next((s for s in contract.secrets if s.reference == secret), None)
+    return _event(contract, reading, facts, bound or Secret(secret, b""), received_ms)
+
+
+def _found(found: Found, locators: Sequence[Locator], what: str) -> Found:
+    """The same, with the problem that nothing was found; a sender that has none owes none."""
+    if found.text or found.problem or not locators:
+        return found
+    places = " or ".join(locator.text for locator in locators)
+    return Found(problem=f"{what} missing at {places}")
+
+
+def _id_signed(preset: Preset, proof: Proof, locator: Locator | None) -> bool:
+    """Whether nobody but the sender could make it another id.
+
+    A header that is not signed can be added or left out as well as changed, so every place that
+    is looked at before counts too; all of them where nothing was found.
+    """
+    end = len(preset.event_id) if locator is None else preset.event_id.index(locator) + 1
+    return all(at in proof.ids for at in preset.event_id[:end])
+
+
+def _event(
+    contract: Contract, reading: Reading, facts: _Facts, secret: Secret | None, received_ms: int
+) -> Event:
+    document = reading.document
+    body_sha256 = sha256(reading.body).digest()
+    event_id = facts.id or _hash_id(body_sha256)
+    mode_problems, test = _judge_mode(contract, document.value, secret)
+    problems = (*facts.problems, *_account_problems(contract, facts, secret), *mode_problems)
+    return Event(
+        source=contract.source,
+        identity=contract.identity,
+        account=facts.account,
+        event_id=event_id,
+        key_id=f"{event_id}:{facts.type}" if contract.preset.keyed_by_type else event_id,
+        type=facts.type,
+        received_ms=received_ms,
+        body=reading.body,
+        content_type=document.content_type,
+        document=document.value,
+        body_sha256=body_sha256,
+        secret="" if secret is None else secret.reference,
+        id_signed=facts.id_signed,
+        claimed_account=facts.claimed_account,
+        # Of a body that can't be read, all the rest is missing too.
+        defect=document.problem or "; ".join(filter(None, problems)) or None,
+        test=test,
+    )
+
+
+def _hash_id(body_sha256: bytes) -> str:
+    return f"sha256:{body_sha256.hex()}"
+
+
+def _account_problems(contract: Contract, facts: _Facts, secret: Secret | None) -> list[str]:
+    pinned, bound = contract.account, None if secret is None else secret.account
+    if pinned is None and bound is None:
+        return []
+    problems = []
+    for said in dict.fromkeys(filter(None, facts.accounts)):
+        if pinned and said != pinned:
+            problems.append(f"account {pinned} is pinned, delivery says {said}")
+    for said in dict.fromkeys(filter(None, (facts.account, *facts.accounts))):
+        if secret and bound and said != bound:
+            problems.append(f"secret {secret.reference} is for account {bound}, event has {said}")
+    return problems
+
+
+def _judge_mode(
+    contract: Contract, document: object, secret: Secret | None
+) -> tuple[list[str], bool]:
+    """What is wrong with the event's mode, and whether it is a test event on a live source."""
+    locator, wanted = contract.preset.livemode, contract.livemode
+    bound = None if secret is None else secret.livemode
+    if locator is None or (wanted is None and bound is None):
+        return [], False
+    live = look_up(document, locator.pointer or ())
+    if not isinstance(live, bool):
+        what = "missing" if live is None else "not a boolean"
+        return [f"livemode is {what} at {locator.text}"], False
+    problems = []
+    if secret is not None and bound is not None and live != bound:
+        kind, other = ("live", "test") if bound else ("test", "live")
+        problems.append(f"secret {secret.reference} is for {kind} events, this is a {other} one")
+    if live and wanted is False:
+        problems.append("a live event on a test source")
+    return problems, wanted is True and not live
+
+
+# The other side.
+
+
+def sign(
+    preset: Preset,
+    secret: bytes,
+    body: bytes,
+    *,
+    now_ms: int,
+    event_id: str = "",
+    type: str = "",
+    account: str = "",
+    url: str = "",
+    method: str = "POST",
+) -> list[tuple[str, str]]:
+    """The headers that make a valid delivery of a body.
+
+    Id, type and account go into headers where the sender has them there; elsewhere the body has
+    to hold them already. Raise ValueError where only the sender can sign (a public key, a
+    signature inside the body), or no key can be made from the secret.
+    """
+    scheme, key = _signer(preset, secret)
+    if scheme.id is not None and not event_id:
+        raise ValueError(f"an event id is needed: it is signed, at {scheme.id.text}")
+    values = {"body": body, "ts": _timestamp(scheme, now_ms), "id": event_id.encode()}
+    reading = Reading((), body, preset.payload, preset.forms)
+    form = reading.document.content_type == "form"
+    headers = {"Content-Type": f"application/{'x-www-form-urlencoded' if form else 'json'}"}
+    for locators, value in (
+        (preset.event_id, event_id),
+        (preset.event_type, type),
+        (preset.account, account),
+        (_one(scheme.id), event_id),
+        (_one(scheme.ts), values["ts"].decode()),
+    ):
+        if locators and locators[0].kind == "header" and value:
+            headers[_name(locators[0])] = value
+    reading.headers = [(n.lower().encode(), v.encode()) for n, v in headers.items()]
+    if scheme.ts is not None and scheme.ts.kind != "header":
+        values["ts"] = _single(reading, scheme.ts)
+    if scheme.sig is not None:
+        delivery = Delivery(method, url, reading.headers, body, now_ms)
+        content = _content(scheme, reading, delivery, values)
+        headers[_name(scheme.sig)] = _signature(scheme, key, content, values["ts"]).decode()
+    return list(headers.items())
+
+
+def _signer(preset: Preset, secret: bytes) -> tuple[Scheme, Key]:
+    problem: ValueError = ValueError("only the sender can sign: its private key is not here")
+    for scheme in preset.schemes:
+        if scheme.algo == "none":
+            return scheme, Key()
+        if scheme.algo in PUBLIC_KEYS or (scheme.sig and scheme.sig.kind != "header"):
+            continue
+        try:
+            return scheme, keys(scheme, secret)[0]
+        except SecretError as error:
+            problem = error
+    raise problem
+
+
+def _one(locator: Locator | None) -> tuple[Locator, ...]:
+    return () if locator is None else (locator,)
+
+
+def _name(locator: Locator) -> str:
+    return locator.text.removeprefix("header:").replace("*", "1")
+
+
+def _timestamp(scheme: Scheme, now_ms: int) -> bytes:
+    if scheme.ts_unit == "iso":
+        when = datetime.fromtimestamp(now_ms / 1000, UTC)
+        return when.isoformat(timespec="milliseconds").replace("+00:00", "Z").encode()
+    return b"%d" % (now_ms // 1000 if scheme.ts_unit == "s" else now_ms)
+
+
+def _signature(scheme: Scheme, key: Key, content: bytes, ts: bytes) -> bytes:
+    signature = _expected(scheme, key, content)
+    if scheme.kv_sep is None or scheme.sig_key is None:
+        return signature
+    items = [scheme.sig_key + scheme.kv_sep + signature]
+    if scheme.ts_key is not None:
+        items.insert(0, scheme.ts_key + scheme.kv_sep + ts)
+    return (scheme.item_sep or b",").join(items)

@@ -1,0 +1,190 @@
+import base64
+import sys
+
+import pytest
+
+from receiver import presets
+from receiver.presets import PRESETS, PresetError, SecretError, Table, parse, secret_problem
+
+CUSTOM: Table = {
+    "sig": "header:X-Signature",
+    "algo": "sha256",
+    "enc": "hex",
+    "signed": "{body}",
+    "event_id": "json:/id",
+}
+
+
+def problems_of(table: Table) -> tuple[str, ...]:
+    with pytest.raises(PresetError) as caught:
+        parse(table)
+    return caught.value.problems
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_is_well_formed(name: str) -> None:
+    preset = presets.get(name)
+
+    assert preset.name == name
+    assert preset.schemes
+    assert preset.event_id
+
+
+def test_an_unknown_preset_names_the_one_that_was_meant() -> None:
+    with pytest.raises(PresetError, match="no preset is called 'strip'; did you mean stripe"):
+        presets.get("strip")
+
+
+def test_every_problem_of_a_table_is_reported_with_its_key() -> None:
+    table: Table = {
+        "sgi": "header:X",
+        "algo": "sha-256",
+        "enc": 1,
+        "signed": "{ts}.{bod}",
+        "secret": ["utf8", "rot13"],
+        "tolerance_s": -1,
+        "event_id": ["id"],
+        "event_type": 5,
+        "livemode": "header:X-Live",
+        "key": ["type"],
+        "volatile": ["a..b"],
+        "hex_any_case": "yes",
+    }
+
+    problems = problems_of(table)
+
+    named = [problem.split(":")[0] for problem in problems]
+    assert sorted(named) == sorted(table)
+    assert "sgi: is not a known key; did you mean sig?" in problems
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"sig": None}, "sig: is missing"),
+        ({"algo": None}, "algo: is missing"),
+        ({"enc": None}, "enc: is missing"),
+        ({"signed": None}, "signed: is missing"),
+        ({"signed": "body"}, "signed: covers nothing of the body"),
+        ({"signed": "{header:X-Id}"}, "signed: covers nothing of the body"),
+        ({"signed": "{body"}, "signed: has a brace without its other half"),
+        ({"signed": "{ts}{body}"}, "signed: has {ts}, which needs ts or ts_key"),
+        ({"signed": "{id}{body}"}, "signed: has {id}, which needs id"),
+        ({"ts": "header:X-Time"}, "ts: proves nothing"),
+        ({"id": "header:X-Id"}, "id: is not used"),
+        ({"kv_sep": "="}, "kv_sep: and sig_key go together"),
+        ({"ts_key": "t", "signed": "{ts}{body}"}, "ts_key: needs kv_sep and sig_key"),
+        ({"kv_sep": "=", "sig_key": "v1", "ts_key": "t"}, "ts_key: proves nothing"),
+        ({"tolerance_s": 300}, "tolerance_s: needs ts or ts_key"),
+        ({"ts_unit": "ms"}, "ts_unit: needs ts or ts_key"),
+        ({"algo": "token"}, "signed: has no use with this algo"),
+        ({"algo": "none", "signed": None, "enc": None}, "sig: has no use with algo none"),
+        ({"secret": "utf8:whsec_"}, "secret: 'utf8:whsec_' must be"),
+        ({"schemes": []}, "sig: is not a known key"),
+    ],
+)
+def test_what_does_not_fit_together_is_reported(change: Table, problem: str) -> None:
+    table = {k: v for k, v in {**CUSTOM, **change}.items() if v is not None}
+
+    problems = problems_of(table)
+
+    assert any(p.startswith(problem) for p in problems), problems
+
+
+def test_problems_of_one_of_several_schemes_name_it() -> None:
+    good = {k: v for k, v in CUSTOM.items() if k != "event_id"}
+
+    assert problems_of({"schemes": [good, {**good, "algo": "md5"}, 7]}) == (
+        "schemes[2]: must be a table",
+        "schemes[1].algo: 'md5' must be one of sha256, sha1, sha512, ed25519, "
+        "ecdsa-p256-sha256, token, basic, none",
+        "schemes[2].algo: is missing; for example sha256",
+    )
+    assert problems_of({"schemes": []}) == ("schemes: must be a list of tables, at least one",)
+
+
+def test_a_custom_table_is_read_like_a_preset() -> None:
+    assert parse(PRESETS["stripe"], "stripe") == presets.get("stripe")
+    assert parse(CUSTOM).schemes[0].signed[0].kind == "body"
+
+
+def test_the_time_ahead_is_the_time_back_unless_it_is_given() -> None:
+    table = {**CUSTOM, "ts": "header:T", "signed": "{ts}.{body}", "tolerance_s": 60}
+
+    assert parse(table).schemes[0].future_s == 60
+    assert parse({**table, "future_s": 5}).schemes[0].future_s == 5
+
+
+def keys_of(derivation: str, secret: bytes) -> list[bytes]:
+    scheme = parse({**CUSTOM, "secret": derivation}).schemes[0]
+    return [key.value for key in presets.keys(scheme, secret)]
+
+
+def test_secrets_are_decoded_only_as_the_scheme_says() -> None:
+    assert keys_of("utf8", b"whsec_QUJD") == [b"whsec_QUJD"]
+    assert keys_of("hex", b"00ff") == [b"\x00\xff"]
+    assert keys_of("base64", b"QUJDRA==") == [b"ABCD"]
+    assert keys_of("base64:whsec_", b"whsec_QUJDRA") == [b"ABCD"]
+    assert keys_of("base64:whsec_", b"QUJDRA") == [b"ABCD"]
+
+
+@pytest.mark.parametrize(
+    ("derivation", "secret", "problem"),
+    [
+        ("utf8", b"", "is empty"),
+        ("hex", b"", "is empty"),
+        ("base64:whsec_", b"whsec_", "is empty"),
+        ("base64", b"====", "is empty"),
+        ("hex", b"0g", "must be hexadecimal"),
+        ("base64", b"QUJ!", "must be base64"),
+        ("base64:whsec_", b"v1,whsec_QUJDRA==", "v1, stands before it"),
+        ("base64:whsec_", b"Bearer whsec_QUJDRA==", "something stands before it"),
+    ],
+)
+def test_a_secret_that_makes_no_key_is_refused_without_being_shown(
+    derivation: str, secret: bytes, problem: str
+) -> None:
+    with pytest.raises(SecretError, match=problem) as caught:
+        keys_of(derivation, secret)
+
+    assert "QUJ" not in str(caught.value)
+
+
+def test_a_key_without_its_prefix_never_stands_in_for_a_public_one() -> None:
+    preset = presets.get("standard-webhooks")
+    public = b"1SiA4o9hyqTCpIqC5V9HUakiiaeACeqfZTInDBbOir4="
+
+    assert secret_problem(preset, b"whpk_" + public) is None
+    assert secret_problem(preset, b"whsec_" + public) is None
+    assert secret_problem(preset, public) == "must start with whsec_, or must start with whpk_"
+    with pytest.raises(SecretError):
+        presets.keys(preset.schemes[0], b"whpk_" + public)
+
+
+def test_a_public_key_of_the_wrong_kind_is_refused() -> None:
+    short = b"whpk_" + base64.b64encode(b"x" * 31)
+    ecdsa = parse({**CUSTOM, "algo": "ecdsa-p256-sha256", "enc": "base64", "secret": "base64"})
+
+    assert "Ed25519 public key" in str(secret_problem(presets.get("standard-webhooks"), short))
+    assert "DER" in str(secret_problem(ecdsa, base64.b64encode(b"no key")))
+
+
+def test_a_public_key_without_cryptography_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "cryptography.exceptions", None)
+    scheme = presets.get("standard-webhooks").schemes[1]
+    public = b"whpk_1SiA4o9hyqTCpIqC5V9HUakiiaeACeqfZTInDBbOir4="
+
+    with pytest.raises(presets.CryptographyMissing, match="pip install cryptography"):
+        presets.keys(scheme, public)
+    assert "pip install" in str(secret_problem(presets.get("standard-webhooks"), public))
+    assert secret_problem(presets.get("standard-webhooks"), b"whsec_QUJD") is None
+
+
+def test_a_sender_that_does_not_sign_needs_no_secret() -> None:
+    assert secret_problem(parse({"algo": "none", "event_id": "json:/id"}), b"") is None
+
+
+def test_a_key_is_not_shown() -> None:
+    assert "whsec" not in repr(presets.keys(presets.get("stripe").schemes[0], b"whsec_x"))
