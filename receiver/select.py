@@ -1,0 +1,742 @@
+"""Reads, compares and renders what the configuration selects from an event's JSON body."""
+
+import json
+import math
+import re
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from operator import ge, gt, le, lt
+from typing import Any, cast
+
+import jmespath
+import msgspec
+from jmespath.exceptions import JMESPathTypeError, ParseError
+from jmespath.functions import Functions
+from jmespath.parser import ParsedResult
+
+KEY_CHARS_MAX = 500
+EXPRESSION_CHARS_MAX = 500
+PATTERN_CHARS_MAX = 500
+MATCH_CHARS_MAX = 1_000
+TEMPLATE_DEPTH_MAX = 32
+SHOWN_CHARS_MAX = 60
+
+# These names are ours at the top of a document, whether or not they have a value yet.
+RESERVED = frozenset({"_event", "_workspace", "_grant", "_message"})
+
+OPERATORS = ("eq", "ne", "gt", "ge", "lt", "le", "in", "exists", "matches")
+
+Node = dict[str, Any]
+Finder = Callable[["Scope"], object]
+Judge = Callable[[object], bool]
+Renderer = Callable[["Scope"], object]
+
+
+class Unjudgeable(Exception):
+    """The event can't be judged as it stands; names the path and says why."""
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(f"{path}: {why}")
+        self.path = path
+        self.why = why
+
+
+class Scope:
+    """What paths are looked up in: the body, and our own names, which replace the sender's.
+
+    The keys of `own` are among RESERVED; one that is absent is null, whatever the sender wrote.
+    """
+
+    __slots__ = ("document", "own")
+
+    def __init__(self, document: object, own: dict[str, object]) -> None:
+        self.document = document
+        self.own = own
+
+    def merged(self) -> object:
+        """The document with our names in it; a body that is no object stays as it is."""
+        if not isinstance(self.document, dict):
+            return self.document
+        theirs = {name: value for name, value in self.document.items() if name not in RESERVED}
+        return theirs | self.own
+
+
+class Path(msgspec.Struct, frozen=True, eq=False):
+    """One JMESPath expression, or several of which the first that is not null counts.
+
+    `value(scope)` looks it up; it raises Unjudgeable where a function is given what it can't take.
+    `shows_root`: the whole document may be read at once, our names included, as by `@` or `*`.
+    """
+
+    text: str
+    value: Finder
+    shows_root: bool
+    _names: frozenset[str]
+
+    @classmethod
+    def compile(cls, expression: str | list[str]) -> "Path":
+        """Raises ValueError in words."""
+        expressions = expression if isinstance(expression, list) else [expression]
+        if not expressions:
+            raise ValueError("needs at least one path")
+        parsed = [_parse(one) for one in expressions]
+        trees = [_tree(one) for one in parsed]
+        kinds = {node["type"] for tree in trees for node in _nodes(tree)}
+        finders = [_finder(*one) for one in zip(expressions, parsed, strict=True)]
+        return cls(
+            text=" or ".join(expressions),
+            value=finders[0] if len(finders) == 1 else _first(finders),
+            shows_root=not kinds.isdisjoint(("current", "value_projection")),
+            _names=frozenset().union(*map(_names_at_root, trees)),
+        )
+
+    def uses_own(self, name: str) -> bool:
+        """Whether one of RESERVED is looked up by its name."""
+        return name in self._names
+
+
+class Comparison(msgspec.Struct, frozen=True, eq=False):
+    """One path of a condition, and what its value must be."""
+
+    path: Path
+    judge: Judge
+    expected: str
+
+    def holds(self, scope: Scope) -> bool:
+        value = self.path.value(scope)
+        try:
+            return self.judge(value)
+        except _WrongType as error:
+            raise Unjudgeable(self.path.text, str(error)) from None
+
+
+class Condition(msgspec.Struct, frozen=True, eq=False):
+    """Comparisons that must all hold, in any order."""
+
+    comparisons: tuple[Comparison, ...]
+
+    @classmethod
+    def compile(cls, table: Mapping[str, object]) -> "Condition":
+        """From `path = literal | list | operators`; raises ValueError in words."""
+        if not table:
+            raise ValueError("needs at least one `path = value`")
+        comparisons = []
+        for expression, want in table.items():
+            path = Path.compile(expression)
+            for operator, literal in _operators(want):
+                judge, expected = _judge(operator, literal)
+                comparisons.append(Comparison(path=path, judge=judge, expected=expected))
+        return cls(comparisons=tuple(comparisons))
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        return tuple(comparison.path for comparison in self.comparisons)
+
+    def holds(self, scope: Scope) -> bool:
+        """Raises Unjudgeable where a comparison has nothing it can compare and no other is false.
+
+        A false one decides, wherever it stands: the order of a TOML table means nothing.
+        """
+        unjudged: Unjudgeable | None = None
+        for comparison in self.comparisons:
+            try:
+                # Written out here, as every event comes by.
+                if not comparison.judge(comparison.path.value(scope)):
+                    return False
+            except _WrongType as error:
+                unjudged = unjudged or Unjudgeable(comparison.path.text, str(error))
+            except Unjudgeable as error:
+                unjudged = unjudged or error
+        if unjudged is not None:
+            raise unjudged
+        return True
+
+    def unmet(self, scope: Scope) -> str | None:
+        """The first comparison that does not hold, in words; None if all do; raises as `holds`."""
+        if self.holds(scope):
+            return None
+        for comparison in self.comparisons:
+            try:
+                if not comparison.holds(scope):
+                    value = _shown(comparison.path.value(scope))
+                    return f"{comparison.path.text} is {value}, expected {comparison.expected}"
+            except Unjudgeable:
+                continue
+        raise AssertionError("a condition that does not hold has a test that does not")
+
+
+class Template(msgspec.Struct, frozen=True, eq=False):
+    """A JSON value whose texts may hold `{path}`; `{{` and `}}` stand for the braces."""
+
+    paths: tuple[Path, ...]
+    _render: Renderer
+
+    @classmethod
+    def compile(cls, value: object) -> "Template":
+        """Raises ValueError in words."""
+        paths: list[Path] = []
+        render = _renderer(value, paths, TEMPLATE_DEPTH_MAX)
+        return cls(paths=tuple(paths), _render=render)
+
+    def render(self, scope: Scope) -> object:
+        """A text that is one placeholder keeps the JSON type, null included.
+
+        Raises Unjudgeable for a null within a longer text.
+        """
+        return self._render(scope)
+
+
+class Statement(msgspec.Struct, frozen=True, eq=False):
+    """One SQL statement whose `{path}` placeholders are bound parameters."""
+
+    sql: str
+    paths: tuple[Path, ...]
+
+    @classmethod
+    def compile(cls, text: str) -> "Statement":
+        """Raises ValueError in words."""
+        if "\0" in text or not text.strip():
+            raise ValueError("is not a statement (write one SQL statement)")
+        pieces = _pieces(text)
+        marked = "".join("\0" if isinstance(piece, Path) else piece for piece in pieces)
+        _check_sql(marked)
+        paths = tuple(piece for piece in pieces if isinstance(piece, Path))
+        return cls(sql=marked.replace("\0", "?"), paths=paths)
+
+    def bind(self, scope: Scope) -> tuple[str | int | float | None, ...]:
+        """The parameters of `sql`: booleans as 0 and 1, lists and objects as JSON text.
+
+        Raises Unjudgeable for what SQLite can't hold.
+        """
+        return tuple(_bound(path.value(scope), path.text) for path in self.paths)
+
+
+def key_text(value: object, what: str) -> str:
+    """A subject or customer as text; raises Unjudgeable unless a non-empty text or an integer.
+
+    `what` names the path. At most KEY_CHARS_MAX characters, none of them a control character.
+    """
+    if isinstance(value, int) and not isinstance(value, bool):
+        # Python refuses to write out integers of thousands of digits.
+        value = str(value) if abs(value) < 10**KEY_CHARS_MAX else "9" * (KEY_CHARS_MAX + 1)
+    if not isinstance(value, str):
+        raise Unjudgeable(what, f"is {_kind(value)}, expected a text or an integer")
+    if not value.strip():
+        raise Unjudgeable(what, "is empty")
+    if len(value) > KEY_CHARS_MAX:
+        raise Unjudgeable(what, f"is longer than {KEY_CHARS_MAX} characters")
+    if _UNPRINTABLE.search(value):
+        raise Unjudgeable(what, "holds a control character")
+    return value
+
+
+# Paths
+
+
+def _parse(expression: str) -> ParsedResult:
+    if len(expression) > EXPRESSION_CHARS_MAX:
+        raise ValueError(f"is longer than {EXPRESSION_CHARS_MAX} characters (use a shorter path)")
+    shown = repr(_cut(expression))
+    try:
+        # The library warns about texts in backticks that are not JSON, and takes them.
+        with warnings.catch_warnings(action="ignore"):
+            parsed = jmespath.compile(expression)
+    except ParseError as error:
+        column = (error.lex_position or 0) + 1
+        raise ValueError(f"{shown} is not a JMESPath (see column {column})") from error
+    except (ValueError, RecursionError) as error:
+        wrong = "nested too deeply" if isinstance(error, RecursionError) else "empty"
+        raise ValueError(f"{shown} is not a JMESPath ({wrong})") from error
+    _check_functions(_tree(parsed))
+    return parsed
+
+
+def _tree(parsed: ParsedResult) -> Node:
+    return cast(Node, parsed.parsed)
+
+
+def _nodes(tree: Node) -> Iterator[Node]:
+    yield tree
+    for child in tree["children"]:
+        # The children of a slice are numbers.
+        if isinstance(child, dict):
+            yield from _nodes(child)
+
+
+def _check_functions(tree: Node) -> None:
+    references = sum(node["type"] == "expref" for node in _nodes(tree))
+    for node in _nodes(tree):
+        if node["type"] == "function_expression":
+            references -= _check_call(node["value"], node["children"])
+    if references:
+        raise ValueError("has an & that is not an argument of a function that takes one")
+
+
+def _check_call(name: str, arguments: Sequence[Node]) -> int:
+    """How many of the arguments are & references; raises ValueError for a call that can't work."""
+    known = Functions.FUNCTION_TABLE.get(name)
+    if known is None:
+        raise ValueError(f"calls {name}(), which JMESPath lacks{nearest(name, _FUNCTIONS)}")
+    signature = known["signature"]
+    variadic = bool(signature[-1].get("variadic"))
+    if len(arguments) < len(signature) or (len(arguments) > len(signature) and not variadic):
+        raise ValueError(f"calls {name}() with {len(arguments)} arguments, not {len(signature)}")
+    wanted = ["expref" in parameter["types"] for parameter in signature]
+    return sum(
+        want and argument["type"] == "expref"
+        for want, argument in zip(wanted, arguments, strict=False)
+    )
+
+
+def _finder(expression: str, parsed: ParsedResult) -> Finder:
+    steps = _steps(_tree(parsed))
+    if not steps:
+        return _by_search(expression, parsed)
+    own = steps[0] in RESERVED
+    if all(isinstance(step, str) for step in steps):
+        return _by_names(steps, own)
+    return _by_steps(steps, own)
+
+
+def _first(finders: Sequence[Finder]) -> Finder:
+    def find(scope: Scope) -> object:
+        for finder in finders:
+            found = finder(scope)
+            if found is not None:
+                return found
+        return None
+
+    return find
+
+
+def _steps(tree: Node) -> tuple[str | int, ...] | None:
+    """Names and indexes of a path that has nothing else; None for every other expression."""
+    kind = tree["type"]
+    if kind in ("field", "index"):
+        return (tree["value"],)
+    if kind == "identity":
+        return ()
+    if kind not in ("subexpression", "index_expression"):
+        return None
+    steps: tuple[str | int, ...] = ()
+    for child in tree["children"]:
+        inner = _steps(child)
+        if inner is None:
+            return None
+        steps += inner
+    return steps
+
+
+def _by_search(expression: str, parsed: ParsedResult) -> Finder:
+    def find(scope: Scope) -> object:
+        try:
+            return cast(object, parsed.search(scope.merged()))
+        # Functions of the library leak these for odd numbers and deep documents.
+        except (ValueError, TypeError, ArithmeticError, RecursionError) as error:
+            raise Unjudgeable(expression, _runtime_words(error)) from error
+
+    return find
+
+
+def _by_names(names: Sequence[str | int], own: bool) -> Finder:
+    def find(scope: Scope) -> object:
+        value: Any = scope.own if own else scope.document
+        try:
+            for name in names:
+                value = value.get(name)
+        # Of what JSON decodes to, only objects have `get`.
+        except AttributeError:
+            return None
+        return value
+
+    return find
+
+
+def _by_steps(steps: Sequence[str | int], own: bool) -> Finder:
+    def find(scope: Scope) -> object:
+        value: object = scope.own if own else scope.document
+        for step in steps:
+            if isinstance(step, str):
+                value = value.get(step) if isinstance(value, dict) else None
+            elif isinstance(value, list) and -len(value) <= step < len(value):
+                value = value[step]
+            else:
+                return None
+        return value
+
+    return find
+
+
+def _names_at_root(tree: Node) -> set[str]:
+    steps = _steps(tree)
+    if steps:
+        return {step for step in steps[:1] if isinstance(step, str)}
+    # Which fields of a longer expression are looked up at the top is not worth working out.
+    return {node["value"] for node in _nodes(tree) if node["type"] == "field"}
+
+
+def _runtime_words(error: Exception) -> str:
+    if isinstance(error, JMESPathTypeError):
+        # Its own text would repeat the value.
+        return f"{error.function_name}() can't take a value of type {error.actual_type}"
+    return "can't be evaluated on this event"
+
+
+# Comparisons
+
+
+class _WrongType(Exception):
+    """A comparison has a value that it can't judge."""
+
+
+def _operators(want: object) -> list[tuple[str, object]]:
+    if isinstance(want, list):
+        return [("in", want)]
+    if not isinstance(want, dict):
+        return [("eq", want)]
+    if not want:
+        raise ValueError(f"needs an operator ({' '.join(OPERATORS)})")
+    for operator in want:
+        if operator not in OPERATORS:
+            raise ValueError(_operator_words(operator))
+    return list(want.items())
+
+
+def _operator_words(operator: str) -> str:
+    meant = _OPERATORS_ELSEWHERE.get(operator.lower())
+    hint = f" (did you mean {meant}?)" if meant else nearest(operator, OPERATORS)
+    if not hint:
+        hint = ' (a path with dots is one key in quotes: "data.object.status")'
+    return f"{_cut(operator)!r} is not an operator; they are {' '.join(OPERATORS)}{hint}"
+
+
+def _judge(operator: str, literal: object) -> tuple[Judge, str]:
+    """The comparison, and what it expects in words; raises ValueError."""
+    if operator == "in":
+        return _one_of(literal)
+    if operator == "exists":
+        return _exists(literal)
+    if operator == "matches":
+        return _matches(literal)
+    if operator in ("eq", "ne"):
+        equal = _equals(literal, operator)
+        if operator == "eq":
+            return equal, _shown(literal)
+        return lambda value: not equal(value), f"anything but {_shown(literal)}"
+    return _ordering(operator, literal)
+
+
+def _equals(literal: object, operator: str) -> Judge:
+    if isinstance(literal, bool):
+        return lambda value: value is literal
+    if isinstance(literal, str):
+        return lambda value: value == literal
+    if _is_finite(literal):
+        return lambda value: value == literal and not isinstance(value, bool)
+    raise ValueError(f"{operator} compares with a text, a number, true or false{_DATES}")
+
+
+def _one_of(literal: object) -> tuple[Judge, str]:
+    if not isinstance(literal, list) or not literal:
+        raise ValueError("in needs a list of at least one text, number, true or false")
+    judges = [_equals(one, "in") for one in literal]
+    words = _cut(f"one of {', '.join(map(_shown, literal))}")
+    if all(isinstance(one, str) for one in literal):
+        texts = frozenset(literal)
+        return lambda value: isinstance(value, str) and value in texts, words
+    return lambda value: any(judge(value) for judge in judges), words
+
+
+def _exists(literal: object) -> tuple[Judge, str]:
+    if not isinstance(literal, bool):
+        raise ValueError("exists needs true or false")
+    return lambda value: (value is not None) is literal, "a value" if literal else "none"
+
+
+def _ordering(operator: str, literal: object) -> tuple[Judge, str]:
+    compare = _COMPARISONS[operator]
+    text = isinstance(literal, str)
+    if not text and not _is_number(literal):
+        raise ValueError(f"{operator} compares with a number or a text{_DATES}")
+    needed = "a text" if text else "a number"
+
+    def judge(value: object) -> bool:
+        if isinstance(value, str) if text else _is_number(value):
+            return compare(value, literal)
+        also = "" if value is None else f": it needs {needed}"
+        raise _WrongType(f"is {_kind(value)}, so {operator} can't be judged{also}")
+
+    return judge, f"{operator} {_shown(literal)}"
+
+
+def _matches(literal: object) -> tuple[Judge, str]:
+    if not isinstance(literal, str):
+        raise ValueError("matches needs a regular expression as text")
+    pattern = _pattern(literal)
+
+    def judge(value: object) -> bool:
+        if not isinstance(value, str):
+            raise _WrongType(f"is {_kind(value)}, so matches can't be judged")
+        # A part of the text could give either answer.
+        if len(value) > MATCH_CHARS_MAX:
+            raise _WrongType(f"is longer than the {MATCH_CHARS_MAX} characters matches looks at")
+        return pattern.search(value) is not None
+
+    return judge, f"a match of {_cut(literal)!r}"
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    if len(text) > PATTERN_CHARS_MAX:
+        raise ValueError(f"the expression of matches is longer than {PATTERN_CHARS_MAX} characters")
+    try:
+        # Python warns about what a later version may read otherwise.
+        with warnings.catch_warnings(action="ignore"):
+            pattern = re.compile(text)
+    except (re.error, OverflowError, RecursionError, ValueError) as error:
+        raise ValueError(f"matches has a bad regular expression: {error}") from error
+    if _repeats_a_repeat(text):
+        raise ValueError(
+            "matches repeats a group that itself holds a repeat, as in (a+)+: some texts would "
+            "take for ever; write it without, or make the inner one possessive (a++)"
+        )
+    return pattern
+
+
+def _repeats_a_repeat(pattern: str) -> bool:
+    """Whether a group that repeats without bound holds something that does, too."""
+    holds_repeat = [False]
+    closed = False  # whether the token before closed a group that holds a repeat
+    for token in _REGEX_TOKEN.finditer(pattern):
+        kind = token.lastgroup
+        if kind == "open":
+            holds_repeat.append(False)
+        elif kind == "close" and len(holds_repeat) > 1:
+            closed = holds_repeat.pop()
+            holds_repeat[-1] |= closed
+            continue
+        elif kind == "repeat" and _is_open_ended(token["repeat"]):
+            if closed:
+                return True
+            holds_repeat[-1] = True
+        closed = False
+    return False
+
+
+def _is_open_ended(repeat: str) -> bool:
+    if repeat.endswith("+") and len(repeat) > 1:
+        return False  # possessive: it never gives back
+    most = repeat.strip("{}?+").rpartition(",")[2]
+    return repeat[0] in "*+" or ("," in repeat and (not most or int(most) > _FEW))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value == value
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
+
+
+# Templates and statements
+
+
+def _pieces(text: str) -> list[str | Path]:
+    """Literal texts and the paths between them."""
+    pieces: list[str | Path] = []
+    literal = ""
+    at = 0
+    while at < len(text):
+        if text.startswith(("{{", "}}"), at):
+            literal, at = literal + text[at], at + 2
+        elif text[at] == "}":
+            raise ValueError("has a } without its { (write }} for a brace)")
+        elif text[at] == "{":
+            end = _placeholder_end(text, at + 1)
+            pieces += [literal, Path.compile(text[at + 1 : end].strip())]
+            literal, at = "", end + 1
+        else:
+            brace = _BRACE.search(text, at)
+            end = brace.start() if brace else len(text)
+            literal, at = literal + text[at:end], end
+    return [piece for piece in [*pieces, literal] if piece != ""]
+
+
+def _placeholder_end(text: str, start: int) -> int:
+    depth = 0
+    for token in _IN_PLACEHOLDER.finditer(text, start):
+        if token[0] == "{":
+            depth += 1
+        elif token[0] == "}":
+            if depth == 0:
+                return token.start()
+            depth -= 1
+    raise ValueError("has a { without its } (write {{ for a brace)")
+
+
+def _renderer(value: object, paths: list[Path], depth: int) -> Renderer:
+    if depth == 0:
+        raise ValueError(f"is nested deeper than {TEMPLATE_DEPTH_MAX} levels")
+    if isinstance(value, str):
+        return _text_renderer(_pieces(value), paths)
+    if isinstance(value, dict):
+        fields = [(name, _renderer(one, paths, depth - 1)) for name, one in value.items()]
+        return lambda scope: {name: render(scope) for name, render in fields}
+    if isinstance(value, list):
+        items = [_renderer(one, paths, depth - 1) for one in value]
+        return lambda scope: [render(scope) for render in items]
+    if value is None or _is_finite(value):
+        return lambda scope: value
+    raise ValueError(f"holds something that JSON has no word for{_DATES}")
+
+
+def _text_renderer(pieces: list[str | Path], paths: list[Path]) -> Renderer:
+    paths.extend(piece for piece in pieces if isinstance(piece, Path))
+    if len(pieces) == 1 and isinstance(pieces[0], Path):
+        return pieces[0].value
+
+    def render(scope: Scope) -> str:
+        return "".join(
+            _as_text(piece.value(scope), piece.text) if isinstance(piece, Path) else piece
+            for piece in pieces
+        )
+
+    return render
+
+
+def _as_text(value: object, what: str) -> str:
+    if value is None:
+        raise Unjudgeable(what, "is missing")
+    return value if isinstance(value, str) else _json(value, what)
+
+
+def _json(value: object, what: str) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise Unjudgeable(what, "is nested too deeply or too large to write as JSON") from error
+
+
+def _check_sql(marked: str) -> None:
+    """Raises ValueError unless every \\0 in the text can be a bound parameter."""
+    ended = False
+    for token in _SQL_TOKEN.finditer(marked):
+        kind = token.lastgroup
+        if kind in ("quoted", "comment") and "\0" in token[0]:
+            raise ValueError(
+                "has a {...} within quotes or a comment, where it can't be a parameter "
+                "(take the quotes away, or write {{ and }} for braces)"
+            )
+        if kind in ("blank", "comment"):
+            continue
+        if ended:
+            raise ValueError("holds several statements (write each as a text of its own)")
+        if kind == "parameter":
+            raise ValueError(f"has a parameter of its own, {token[0]} (write {{path}} instead)")
+        if kind == "unclosed":
+            raise ValueError(f"has a {token[0]} that is not closed")
+        ended = kind == "end"
+
+
+def _bound(value: object, what: str) -> str | int | float | None:
+    if value is None or isinstance(value, float):
+        return value
+    if isinstance(value, int):
+        if not -(2**63) <= value < 2**63:
+            raise Unjudgeable(what, "is an integer of more than 64 bits")
+        return int(value)
+    text = value if isinstance(value, str) else _json(value, what)
+    if not text.isascii() and _SURROGATE.search(text):
+        raise Unjudgeable(what, "holds half a surrogate pair, which is no text")
+    return text
+
+
+# Words
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """` (did you mean X?)`, or nothing where no known word is near."""
+    found = get_close_matches(word[:_WORD_CHARS_MAX], known, n=1)
+    return f" (did you mean {found[0]}?)" if found else ""
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, str):
+        return repr(_cut(value))
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if _is_number(value) and not (isinstance(value, int) and value.bit_length() > _SHOWN_BITS):
+        return str(value)
+    return _kind(value)
+
+
+def _kind(value: object) -> str:
+    if value is None:
+        return "missing"
+    if isinstance(value, bool):
+        return "a boolean"
+    if isinstance(value, int | float):
+        return "a number"
+    if isinstance(value, str):
+        return "a text"
+    return "a list" if isinstance(value, list) else "an object"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= SHOWN_CHARS_MAX else text[: SHOWN_CHARS_MAX - 3] + "..."
+
+
+# Bounded repeats up to this many are harmless inside a repeated group.
+_FEW = 20
+_SHOWN_BITS = 128
+_WORD_CHARS_MAX = 100
+_DATES = " (write a date as text, in quotes)"
+_FUNCTIONS = tuple(Functions.FUNCTION_TABLE)
+_COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
+    "gt": gt,
+    "ge": ge,
+    "lt": lt,
+    "le": le,
+}
+_OPERATORS_ELSEWHERE = {
+    "gte": "ge",
+    "=>": "ge",
+    ">=": "ge",
+    "lte": "le",
+    "=<": "le",
+    "<=": "le",
+    ">": "gt",
+    "<": "lt",
+    "=": "eq",
+    "==": "eq",
+    "equals": "eq",
+    "!=": "ne",
+    "<>": "ne",
+    "not": "ne",
+    "neq": "ne",
+    "regex": "matches",
+    "re": "matches",
+    "~": "matches",
+    "present": "exists",
+    "one_of": "in",
+    "any": "in",
+}
+_UNPRINTABLE = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u2028\\u2029\\ud800-\\udfff]")
+_SURROGATE = re.compile("[\\ud800-\\udfff]")
+_BRACE = re.compile(r"[{}]")
+_IN_PLACEHOLDER = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|`(?:\\.|[^`\\])*`|[{}]""")
+_REGEX_TOKEN = re.compile(
+    r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|(?P<open>\()|(?P<close>\))"
+    r"|(?P<repeat>(?:[*+]|\{\d*,?\d*\})[?+]?)|.",
+    re.DOTALL,
+)
+_SQL_TOKEN = re.compile(
+    r"""(?P<blank>\s+)"""
+    r"""|(?P<quoted>'(?:[^']|'')*'|"(?:[^"]|"")*"|`[^`]*`|\[[^\]]*\])"""
+    r"""|(?P<comment>--[^\n]*|/\*.*?\*/)"""
+    r"""|(?P<unclosed>['"`\[]|/\*)"""
+    r"""|(?P<word>[^\W\d][\w$]*)"""
+    r"""|(?P<parameter>\?\d*|[:@$\#]\w+)"""
+    r"""|(?P<end>;)|.""",
+    re.DOTALL,
+)
