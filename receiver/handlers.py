@@ -1,0 +1,212 @@
+"""Runs the founder's Python effects inside the event's transaction."""
+
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import MappingProxyType, ModuleType
+from typing import Any
+
+import msgspec
+
+from receiver import effects
+from receiver.verify import Event
+from store import founder, links
+from store.database import Tx
+from store.founder import Value
+from store.operations import Key
+
+#: JSON text of one record, in bytes.
+RECORD_BYTES_MAX = 65_536
+
+
+class HandlersError(Exception):
+    """handlers.py can't be used; the message says why."""
+
+
+class HandlerEvent(msgspec.Struct, frozen=True):
+    """The event as a handler sees it; `body` is the decoded JSON.
+
+    `subject` and `workspace` are what the rule found (workspace: None without a `customer`).
+    """
+
+    source: str
+    account: str
+    id: str
+    type: str
+    received_ms: int
+    body: Any
+    subject: str
+    workspace: str | None
+
+
+class HandlerTx:
+    """The open transaction as a handler sees it: dead once the handler has returned.
+
+    Amounts and records default to the rule's own operation and subject. Each method returns
+    False where its change was made before, and raises Park or Quarantine as a rule would.
+    """
+
+    __slots__ = ("_key", "_row", "_tx")
+
+    def __init__(self, tx: Tx, key: Key, row: int) -> None:
+        self._tx: Tx | None = tx
+        self._key = key
+        self._row = row
+
+    def grant(
+        self,
+        unit: str,
+        amount: int,
+        *,
+        workspace: str,
+        operation: str | None = None,
+        subject: str | None = None,
+    ) -> bool:
+        """Grant `amount` of `unit` to a workspace, once for (subject, operation)."""
+        if isinstance(amount, bool) or not isinstance(amount, int):
+            raise TypeError("amount: expected a whole number")
+        effects.check_name("unit", unit)
+        effects.check_name("workspace", workspace)
+        key = self._key_for(subject, operation)
+        return effects.grant(self._open(), key, workspace, unit, amount, self._row)
+
+    def reverse(
+        self,
+        target_operation: str,
+        target_subject: str,
+        *,
+        amount: int | None = None,
+        operation: str,
+        subject: str | None = None,
+    ) -> bool:
+        """Take back a grant, by default all that is left of it."""
+        target = self._key_for(target_subject, target_operation)
+        key = self._key_for(subject, operation)
+        return effects.reverse(self._open(), key, target, amount, self._row)
+
+    def record(
+        self,
+        kind: str,
+        data: object,
+        *,
+        workspace: str | None = None,
+        operation: str,
+        subject: str | None = None,
+    ) -> bool:
+        """Write `data` as JSON for the app to read."""
+        text = msgspec.json.encode(data).decode()
+        if len(text) > RECORD_BYTES_MAX:
+            raise ValueError(f"data: more than {RECORD_BYTES_MAX} bytes of JSON")
+        key = self._key_for(subject, operation)
+        effects.check_name("kind", kind)
+        return effects.record(self._open(), key, kind, workspace, text, self._row)
+
+    def link(self, customer: str, workspace: str) -> bool:
+        """Link a customer of this source and account to a workspace."""
+        effects.check_name("customer", customer)
+        effects.check_name("workspace", workspace)
+        key = self._key
+        return effects.link(self._open(), key.source, key.account, customer, workspace)
+
+    def workspace(self, customer: str) -> str | None:
+        """The workspace linked to a customer of this source and account, or None."""
+        return links.workspace(self._open(), self._key.source, self._key.account, customer)
+
+    def sql(self, statement: str, parameters: Sequence[Value] = ()) -> list[tuple[Value, ...]]:
+        """Run a statement on the app's own tables, `?` bound to `parameters`; all its rows."""
+        return founder.execute(self._open().db, statement, parameters)
+
+    def _key_for(self, subject: str | None, operation: str | None) -> Key:
+        return Key(
+            self._key.source,
+            self._key.account,
+            effects.check_name("subject", self._key.subject if subject is None else subject),
+            effects.check_name("operation", operation or self._key.operation),
+        )
+
+    def _open(self) -> Tx:
+        if self._tx is None:
+            raise RuntimeError("tx ended with the handler: nothing can be written through it")
+        return self._tx
+
+    def _end(self) -> None:
+        self._tx = None
+
+
+Handler = Callable[[HandlerEvent, HandlerTx], object]
+
+
+class Handlers:
+    """The functions of a handlers.py, by name."""
+
+    def __init__(self, functions: dict[str, Handler]) -> None:
+        self.functions = MappingProxyType(functions)
+
+    @classmethod
+    def load(cls, path: Path | None) -> "Handlers":
+        """Import the file by its place, its own folder importable. Raises HandlersError."""
+        if path is None:
+            return cls({})
+        module = _import(path)
+        functions: dict[str, Handler] = {
+            name: value
+            for name, value in vars(module).items()
+            if inspect.isfunction(value) and not name.startswith("_")
+        }
+        return cls(functions)
+
+    def problem(self, name: str) -> str | None:
+        """Why a rule can't call this function, or None."""
+        function = self.functions.get(name)
+        if function is None:
+            known = ", ".join(sorted(self.functions)) or "none"
+            return f"no function {name} in handlers.py (there are: {known})"
+        if inspect.iscoroutinefunction(function):
+            return f"{name} is async: a handler runs inside the transaction, so it can't wait"
+        try:
+            inspect.signature(function).bind(None, None)
+        except TypeError:
+            return f"{name} must take two arguments: (event, tx)"
+        return None
+
+    def call(
+        self, name: str, tx: Tx, event: Event, key: Key, workspace: str | None, row: int
+    ) -> None:
+        """Run a function on the event; raises whatever it raises."""
+        seen = HandlerEvent(
+            event.source,
+            event.account,
+            event.event_id,
+            event.type,
+            event.received_ms,
+            event.document,
+            key.subject,
+            workspace,
+        )
+        handler_tx = HandlerTx(tx, key, row)
+        try:
+            self.functions[name](seen, handler_tx)
+        finally:
+            handler_tx._end()
+
+
+def _import(path: Path) -> ModuleType:
+    folder = str(path.parent.resolve())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    spec = importlib.util.spec_from_file_location("receiver_handlers", path)
+    assert spec is not None, "a file name always gives a spec"
+    assert spec.loader is not None, "and a loader"
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except FileNotFoundError as error:
+        raise HandlersError(f"handlers: {path} is not there") from error
+    except (Exception, SystemExit) as error:
+        # The file is the founder's: anything may come out of it.
+        raise HandlersError(
+            f"handlers: {path} can't be imported: {type(error).__name__}: {error}"[:500]
+        ) from error
+    return module
