@@ -1,0 +1,617 @@
+"""Runs the service: binds, serves, reloads, drains, and answers health checks apart."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import resource
+import signal
+import socket
+import ssl
+import stat
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NoReturn, TextIO
+
+import uvloop
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from receiver import app, config, systemd
+from receiver.app import App, log
+from receiver.config import Address, Settings, Tls
+from receiver.http import HEAD_S, Gate, Limits
+from receiver.process import Processor
+from store import health
+from store.database import Job, Snapshot, Store
+from store.errors import Unavailable
+from store.writer import Writer
+
+#: Seconds that open connections get to finish when the server stops.
+DRAIN_S = 2.0
+#: Seconds that the last answers get once everything is written.
+ANSWER_S = 1.0
+#: Seconds between two looks at what is still open.
+DRAIN_LOOK_S = 0.02
+#: Seconds that a readiness check waits for a commit, and that its result is good for.
+READY_WAIT_S = 2.0
+READY_FRESH_S = 1.0
+#: Connections that wait to be accepted, per listener.
+BACKLOG = 2048
+#: Connections of the admin listener.
+ADMIN_CONNECTIONS_MAX = 64
+#: A request body that the admin listener would read, in bytes.
+ADMIN_BYTES_MAX = 65_536
+#: Descriptors kept for everything but connections, and the most that are asked for.
+DESCRIPTORS_SPARE = 128
+DESCRIPTORS_MAX = 65_536
+#: Who may connect to a unix socket: the owner and the group, which a proxy joins.
+SOCKET_MODE = 0o660
+#: Characters of a line in the log, lines that are written together, and seconds they may wait.
+LINE_CHARS_MAX = 4_000
+LINES_HELD_MAX = 256
+LOG_FLUSH_S = 0.2
+
+
+class StartError(Exception):
+    """The service can't start here; the message says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """Where a server listens, as URLs or unix:/path."""
+
+    public: tuple[str, ...]
+    admin: tuple[str, ...]
+
+
+def serve(
+    config_path: Path,
+    *,
+    clock_ns: Callable[[], int] = time.time_ns,
+    limits: Limits | None = None,
+    ready: Callable[[Listening], None] | None = None,
+) -> int:
+    """Serve until a signal ends it; the exit code, 0 for a clean stop.
+
+    `ready` is called with the real addresses once requests are accepted. Raises ConfigError,
+    StoreError or StartError if it can't begin. When the file is replaced underneath, the process
+    ends at once with exit code 1.
+    """
+    processor = Processor.load(config.load(config_path))
+    settings = processor.settings
+
+    def clock() -> int:
+        return clock_ns() // 1_000_000
+
+    lines = configure_log(sys.stderr, journal="JOURNAL_STREAM" in os.environ)
+    connections_max = min(Limits().connections_max, raise_descriptor_limit())
+    limits = limits or Limits(connections_max=connections_max)
+    with (
+        contextlib.closing(lines),
+        contextlib.closing(open_sockets(settings)) as sockets,
+        contextlib.closing(Store.create(settings.database, clock)) as store,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
+        flush_log(runner.get_loop(), lines)
+        runner.run(_serve(processor, store, clock, limits, sockets, ready))
+    return 0
+
+
+async def _serve(
+    processor: Processor,
+    store: Store,
+    clock: Callable[[], int],
+    limits: Limits,
+    sockets: "Sockets",
+    ready: Callable[[Listening], None] | None,
+) -> None:
+    server = Server(processor, store, clock, limits, systemd.Notifier(os.environ))
+    await server.run(sockets, ready)
+
+
+class Server:
+    """One running service."""
+
+    def __init__(
+        self,
+        processor: Processor,
+        store: Store,
+        clock: Callable[[], int],
+        limits: Limits,
+        notifier: systemd.Notifier,
+    ) -> None:
+        self._processor = processor
+        self._clock = clock
+        self._notifier = notifier
+        self._limits = limits
+        self._gate = Gate(self._limits_of(processor.settings))
+        self._tls = tls_context(processor.settings)
+        self._stop = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._loop.set_exception_handler(report_loop_error)
+        self._writer = Writer(
+            store,
+            pending_max=processor.settings.server.pending_max,
+            due=self._due_jobs,
+            on_fatal=leave,
+        )
+        self._app = App(processor, self._writer, clock)
+
+    @property
+    def _settings(self) -> Settings:
+        return self._processor.settings
+
+    def _due_jobs(self, snapshot: Snapshot, at_ms: int) -> Sequence[Job[Any]]:
+        return self._processor.due_jobs(snapshot, at_ms)
+
+    async def run(self, sockets: "Sockets", ready: Callable[[Listening], None] | None) -> None:
+        """Serve until SIGTERM or SIGINT; everything accepted is answered and written."""
+        readiness = Readiness(self._loop, self._writer)
+        admin = AdminThread(sockets.admin, readiness)
+        admin.start()
+        try:
+            await self._begin()
+            listeners = await listen(self._gate, self._app, sockets.public, self._tls)
+            self._watch_signals()
+            listening = self._announce(sockets)
+            self._notifier.ready(self._status())
+            systemd.start_watchdog(self._loop, self._notifier, os.environ, os.getpid())
+            if ready is not None:
+                ready(listening)
+            await self._stop.wait()
+            self._notifier.stopping()
+            readiness.stopping = True
+            await self._drain(listeners)
+        finally:
+            admin.stop()
+        log.info("stopped")
+
+    async def _begin(self) -> None:
+        try:
+            await self._writer.submit(self._processor.start)
+        except Unavailable as error:
+            raise StartError(f"{self._settings.database}: {error}") from error
+
+    async def _drain(self, listeners: Sequence[asyncio.AbstractServer]) -> None:
+        """Take nothing new, answer what is under way, write it all."""
+        close_all(listeners)
+        self._gate.drain()
+        # Idle connections may have a request on its way: it is answered, then they close.
+        await self._wait_until_empty(DRAIN_S)
+        self._gate.close_waiting()
+        await self._app.close()
+        await self._writer.close()
+        await self._wait_until_empty(ANSWER_S)
+        self._gate.stop()
+
+    async def _wait_until_empty(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._gate.emptied.wait(), seconds)
+
+    def _watch_signals(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self._on_stop)
+        self._loop.add_signal_handler(signal.SIGHUP, self._reload)
+
+    def _on_stop(self) -> None:
+        if self._stop.is_set():
+            # A second signal ends the wait for peers, nothing else.
+            self._gate.close_waiting()
+        self._stop.set()
+
+    def _reload(self) -> None:
+        """Take the config file as it is now; a broken one changes nothing."""
+        self._notifier.reloading(time.monotonic_ns())
+        path = self._settings.path
+        try:
+            processor = Processor.load(config.load(path))
+            self._reload_certificate(processor.settings)
+        except config.ConfigError as error:
+            for problem in error.problems:
+                log.error("reload %s: %s", path, problem)
+            log.error("reload %s: the old config stays in force", path)
+            self._notifier.ready(f"the old config is in force: {path} has problems")
+            return
+        for name in restart_needed(self._settings, processor.settings):
+            log.warning("reload %s: %s changed; restart to use it", path, name)
+        self._processor = self._app.processor = processor
+        self._gate.set_limits(self._limits_of(processor.settings))
+        self._writer.submit(processor.start).add_done_callback(_report_failure)
+        self._log_warnings()
+        log.info("reload %s: done, %d sources", path, len(processor.settings.sources))
+        self._notifier.ready(self._status())
+
+    def _reload_certificate(self, settings: Settings) -> None:
+        if self._tls is not None and settings.server.tls is not None:
+            load_certificate(self._tls, settings.server.tls)
+
+    def _limits_of(self, settings: Settings) -> Limits:
+        return replace(self._limits, body_bytes_max=settings.server.body_bytes_max)
+
+    def _status(self) -> str:
+        return f"receiving for {len(self._settings.sources)} sources"
+
+    def _announce(self, sockets: "Sockets") -> Listening:
+        scheme = "http" if self._tls is None else "https"
+        listening = Listening(
+            tuple(url_of(each, scheme) for each in sockets.public),
+            tuple(url_of(each, "http") for each in sockets.admin),
+        )
+        for url in listening.public:
+            log.info("listening %s", url)
+        for url in listening.admin:
+            log.info("admin %s", url)
+        for source in self._settings.sources.values():
+            base = source.public_url or listening.public[0]
+            log.info("source %s %s/webhooks/%s", source.name, base, source.name)
+        self._log_warnings()
+        return listening
+
+    def _log_warnings(self) -> None:
+        for warning in self._settings.warnings:
+            log.warning("%s: %s", self._settings.path, warning)
+
+
+async def listen(
+    gate: Gate,
+    application: Callable[..., Any],
+    sockets: Sequence[socket.socket],
+    tls: ssl.SSLContext | None,
+) -> list[asyncio.AbstractServer]:
+    """Accept connections on bound sockets, within the gate's limits."""
+    loop = asyncio.get_running_loop()
+    settings = Config(
+        application,
+        http=HttpToolsProtocol,
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        date_header=False,
+    )
+    settings.load()
+    state = ServerState()
+
+    def connect() -> asyncio.Protocol:
+        return gate.connection(settings, state, {}, loop)
+
+    gate.start(loop)
+    # The handshake comes before the protocol's own deadlines.
+    patience = HEAD_S if tls is not None else None
+    servers: list[asyncio.AbstractServer] = []
+    for bound in sockets:
+        create = loop.create_server
+        if bound.family == socket.AF_UNIX:
+            create = loop.create_unix_server  # type: ignore[assignment]  # the same but for `path`
+        servers.append(
+            await create(
+                connect, sock=bound, ssl=tls, ssl_handshake_timeout=patience, backlog=BACKLOG
+            )
+        )
+    return servers
+
+
+def close_all(listeners: Sequence[asyncio.AbstractServer]) -> None:
+    for listener in listeners:
+        listener.close()
+
+
+class AdminThread:
+    """Health checks, on a thread and a loop of their own: nothing that waits holds them up."""
+
+    def __init__(self, sockets: Sequence[socket.socket], readiness: "Readiness") -> None:
+        self._sockets = sockets
+        self._application = app.Admin(readiness.check)
+        self._thread = threading.Thread(target=self._run, name="admin", daemon=True)
+        self._serving = threading.Event()
+
+    def start(self) -> None:
+        self._thread.start()
+        self._serving.wait()
+
+    def stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join()
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(self._serve())
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._loop.set_exception_handler(report_loop_error)
+        self._stop = asyncio.Event()
+        gate = Gate(Limits(connections_max=ADMIN_CONNECTIONS_MAX, body_bytes_max=ADMIN_BYTES_MAX))
+        listeners = await listen(gate, self._application, self._sockets, None)
+        self._serving.set()
+        await self._stop.wait()
+        close_all(listeners)
+        gate.stop()
+
+
+class Readiness:
+    """Whether the writer can commit, asked from the admin's thread, at most once a second."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, writer: Writer) -> None:
+        self.stopping = False
+        self._loop = loop
+        self._writer = writer
+        self._asked: Future[bool] | None = None
+        self._ready = False
+        self._fresh_until = 0.0
+
+    async def check(self) -> bool:
+        if self.stopping:
+            return False
+        if time.monotonic() >= self._fresh_until:
+            self._ready = await self._ask()
+            self._fresh_until = time.monotonic() + READY_FRESH_S
+        return self._ready
+
+    async def _ask(self) -> bool:
+        # One question at a time: while it is open, more of them would only queue up.
+        if self._asked is None:
+            self._asked = asyncio.run_coroutine_threadsafe(self._touch(), self._loop)
+        asked = self._asked
+        done, _ = await asyncio.wait([asyncio.wrap_future(asked)], timeout=READY_WAIT_S)
+        if not done:
+            return False
+        if self._asked is asked:
+            self._asked = None
+        return asked.result()
+
+    async def _touch(self) -> bool:
+        written = self._writer.submit(health.touch)
+        await asyncio.wait([written])
+        return written.exception() is None
+
+
+@dataclass(frozen=True, slots=True)
+class Sockets:
+    """Bound sockets, and the paths of those that are ours to remove."""
+
+    public: list[socket.socket]
+    admin: list[socket.socket]
+    paths: list[Path]
+
+    def close(self) -> None:
+        for each in (*self.public, *self.admin):
+            each.close()
+        for path in self.paths:
+            path.unlink(missing_ok=True)
+
+
+def open_sockets(settings: Settings) -> Sockets:
+    """Those that systemd passed (named `admin`, or anything else for the public one), or our own.
+
+    Raises StartError.
+    """
+    passed = systemd.take_sockets(os.environ, os.getpid(), os.getppid())
+    sockets = Sockets([], passed.pop("admin", []), [])
+    for each in passed.values():
+        sockets.public.extend(each)
+    try:
+        if not sockets.public:
+            sockets.public.append(bind("server.listen", settings.server.listen, sockets.paths))
+        if not sockets.admin:
+            sockets.admin.append(bind("server.admin", settings.server.admin, sockets.paths))
+    except StartError:
+        sockets.close()
+        raise
+    return sockets
+
+
+def bind(key: str, address: Address, paths: list[Path]) -> socket.socket:
+    """A socket for an address; the path of a unix socket is added to `paths`."""
+    try:
+        if address.unix is None:
+            return _bind_tcp(address)
+        bound = _bind_unix(address.unix)
+    except OSError as error:
+        raise StartError(
+            f"{key}: can't listen on {address}: {error.strerror} (is it in use, or not ours?)"
+        ) from error
+    paths.append(address.unix)
+    return bound
+
+
+def _bind_tcp(address: Address) -> socket.socket:
+    found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    family, kind, protocol, _, name = found[0]
+    bound = socket.socket(family, kind, protocol)
+    try:
+        # A restart need not wait for the connections of the last run to be forgotten.
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(name)
+    except OSError:
+        bound.close()
+        raise
+    return bound
+
+
+def _bind_unix(path: Path) -> socket.socket:
+    _remove_stale(path)
+    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    # With the mode from the start: there is no moment in which others may connect.
+    umask = os.umask(0o777 & ~SOCKET_MODE)
+    try:
+        bound.bind(str(path))
+    except OSError:
+        bound.close()
+        raise
+    finally:
+        os.umask(umask)
+    return bound
+
+
+def _remove_stale(path: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(path.stat().st_mode):
+            raise StartError(f"{path}: is in the way and not a socket; remove it")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            try:
+                probe.connect(str(path))
+            except ConnectionRefusedError:
+                # Nobody listens: the last owner was killed.
+                path.unlink()
+                return
+        raise StartError(f"{path}: another process listens there; stop it first")
+
+
+def url_of(bound: socket.socket, scheme: str) -> str:
+    name = bound.getsockname()
+    if bound.family == socket.AF_UNIX:
+        return f"unix:{os.fsdecode(name)}"
+    host, port = name[:2]
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def tls_context(settings: Settings) -> ssl.SSLContext | None:
+    """The context for the public listener, or None without TLS. Raises ConfigError."""
+    if settings.server.tls is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    load_certificate(context, settings.server.tls)
+    return context
+
+
+def load_certificate(context: ssl.SSLContext, files: Tls) -> None:
+    """Use the files as they are now, for connections from now on. Raises ConfigError."""
+    try:
+        context.load_cert_chain(files.certificate, files.key)
+    except (OSError, ssl.SSLError) as error:
+        raise config.ConfigError(
+            [f"server.tls: {files.certificate} with {files.key}: {error.strerror or error}"]
+        ) from error
+
+
+def restart_needed(old: Settings, new: Settings) -> list[str]:
+    """The settings that differ and are only read at the start."""
+    before, after = old.server, new.server
+    changed = {
+        "server.listen": before.listen != after.listen,
+        "server.admin": before.admin != after.admin,
+        "server.pending_max": before.pending_max != after.pending_max,
+        "server.tls": (before.tls is None) != (after.tls is None),
+        "database": old.database != new.database,
+    }
+    return [name for name, differs in changed.items() if differs]
+
+
+def raise_descriptor_limit() -> int:
+    """Take as many descriptors as we may; how many of them connections can have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS_MAX if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_MAX)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        soft = wanted
+    if soft == resource.RLIM_INFINITY:
+        soft = DESCRIPTORS_MAX
+    return max(soft - DESCRIPTORS_SPARE, soft // 2)
+
+
+def leave(why: str) -> NoReturn:
+    """End at once, without closing the file: that would write into the one that replaced it."""
+    log.critical("stopped: %s", why)
+    # A critical line was written at once.
+    os._exit(1)
+
+
+def report_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    error = context.get("exception")
+    log.error(
+        "unexpected error=%s: %s",
+        type(error).__name__,
+        context.get("message"),
+        exc_info=error if isinstance(error, BaseException) else None,
+    )
+
+
+def _report_failure(written: "asyncio.Future[None]") -> None:
+    if not written.cancelled() and written.exception() is not None:
+        log.error("reload: the names in the config could not be stored: %s", written.exception())
+
+
+def configure_log(stream: TextIO, *, journal: bool) -> "LineHandler":
+    """Send our lines, and the event loop's, to `stream`; uvicorn has nothing to say."""
+    handler = LineHandler(stream, journal)
+    for logger in (log, logging.getLogger("asyncio")):
+        logger.handlers[:] = [handler]
+        logger.propagate = False
+    log.setLevel(logging.INFO)
+    logging.getLogger("uvicorn").setLevel(logging.CRITICAL + 1)
+    # What no line shows need not be found out for each: half of a record's cost.
+    # https://docs.python.org/3/howto/logging.html#optimization
+    logging._srcfile = None
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
+    return handler
+
+
+def flush_log(loop: asyncio.AbstractEventLoop, lines: "LineHandler") -> None:
+    """Write what was logged, now and every so often."""
+    lines.flush()
+    loop.call_later(LOG_FLUSH_S, flush_log, loop, lines)
+
+
+class LineHandler(logging.Handler):
+    """One line for each record: bounded, nothing unprintable, no text of an exception.
+
+    For the journal a line begins with its priority, sd-daemon(3); elsewhere with the time.
+    Lines about deliveries are written together when `flush` is called, at the latest with the
+    next warning: a write for each would cost as much as the delivery.
+    """
+
+    PRIORITIES = MappingProxyType(
+        {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3}
+    )
+
+    def __init__(self, stream: TextIO, journal: bool) -> None:
+        super().__init__()
+        self._stream = stream
+        self._journal = journal
+        self._lines: list[str] = []
+        self._second = 0
+        self._second_text = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        # Called with the handler's lock held.
+        self._lines.append(self.format(record))
+        if record.levelno > logging.INFO or len(self._lines) >= LINES_HELD_MAX:
+            self.flush()
+
+    def flush(self) -> None:
+        # One assignment, so that a line of another thread is in one list or the other.
+        lines, self._lines = self._lines, []
+        # A log that can't be written must not stop deliveries.
+        with contextlib.suppress(OSError, ValueError):
+            if lines:
+                self._stream.write("".join(lines))
+            self._stream.flush()
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = record.getMessage()
+        if record.exc_info and record.exc_info[1] is not None:
+            text = f"{text} at={app.trail_of(record.exc_info[1])}"
+        if not text.isprintable():
+            text = text.encode("unicode_escape").decode("ascii")
+        text = text[:LINE_CHARS_MAX]
+        if self._journal:
+            return f"<{self.PRIORITIES.get(record.levelno, 2)}>{text}\n"
+        return f"{self._time(int(record.created))} {record.levelname} {text}\n"
+
+    def _time(self, second: int) -> str:
+        if second != self._second:
+            self._second = second
+            self._second_text = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(second))
+        return self._second_text

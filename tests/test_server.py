@@ -1,0 +1,682 @@
+"""The real server process: starting, reloading, stopping, and health while it is stuck."""
+
+import contextlib
+import datetime
+import http.client
+import os
+import queue
+import re
+import signal
+import socket
+import ssl
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from receiver.config import load
+from receiver.verify import sign
+from store.database import snapshot
+from tests.test_http import Wire
+from tests.test_systemd import Manager
+
+ROOT = Path(__file__).parents[1]
+PATIENCE_S = 20.0
+SECRETS = {"GITHUB": "of the hook"}
+PUSH = b'{"ref": "main"}'
+
+CONFIG = """
+handlers = "handlers.py"
+
+[server]
+listen = "127.0.0.1:0"
+admin = "127.0.0.1:0"
+
+[sources.github]
+scheme = "github"
+secrets = ["env:GITHUB"]
+
+[[rules]]
+operation = "greet"
+source = "github"
+on = ["push"]
+record = { kind = "push", data = "{ref}" }
+
+[[rules]]
+operation = "wait"
+source = "github"
+on = ["star"]
+call = "wait"
+"""
+# Holds the server's thread until the test lets go.
+HANDLERS = """
+import os, time
+
+def wait(event, tx):
+    open("waiting", "w").close()
+    while not os.path.exists("go"):
+        time.sleep(0.005)
+"""
+SERVE = """
+import os, sys
+from pathlib import Path
+for index, passed in enumerate(map(int, sys.argv[2:])):
+    os.dup2(passed, 3 + index)
+    os.environ["LISTEN_PID"] = str(os.getpid())
+# Shorter waits for the tests that have to see one end.
+import receiver.server, store.writer
+store.writer.WAIT_S_MAX = float(os.environ.get("WAIT_S", store.writer.WAIT_S_MAX))
+receiver.server.READY_WAIT_S = float(os.environ.get("WAIT_S", receiver.server.READY_WAIT_S))
+from receiver.server import StartError, serve
+def ready(where):
+    print(*where.public, *where.admin, flush=True)
+try:
+    sys.exit(serve(Path(sys.argv[1]), ready=ready))
+except StartError as error:
+    sys.exit(f"error: {error}")
+"""
+
+
+class Process:
+    """One `serve` in a process of its own."""
+
+    def __init__(
+        self, folder: Path, environment: dict[str, str], passed: tuple[int, ...] = ()
+    ) -> None:
+        self.folder = folder
+        self.lines: list[str] = []
+        self._news: queue.Queue[str] = queue.Queue()
+        command = [sys.executable, "-c", SERVE, str(folder / "receiver.toml"), *map(str, passed)]
+        self.process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=os.environ | SECRETS | {"PYTHONPATH": str(ROOT)} | environment,
+            pass_fds=passed,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self._news.put(line.rstrip("\n"))
+
+    def line(self, pattern: str) -> re.Match[str]:
+        """The first line in the log that matches, waited for."""
+        for line in self.lines:
+            if found := re.search(pattern, line):
+                return found
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            left = deadline - time.monotonic()
+            try:
+                self.lines.append(self._news.get(timeout=max(left, 0.001)))
+            except queue.Empty:
+                raise AssertionError(f"no {pattern!r} in {self.lines}") from None
+            if found := re.search(pattern, self.lines[-1]):
+                return found
+
+    @property
+    def port(self) -> int:
+        return int(self.line(r" listening https?://127\.0\.0\.1:(\d+)$")[1])
+
+    @property
+    def admin(self) -> int:
+        return int(self.line(r" admin http://127\.0\.0\.1:(\d+)$")[1])
+
+    def wire(self) -> Wire:
+        return Wire(("127.0.0.1", self.port))
+
+    def kill(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        self.kill(number)
+        return self.ended()
+
+    def ended(self) -> int:
+        code = self.process.wait(PATIENCE_S)
+        self._reader.join(PATIENCE_S)
+        while not self._news.empty():
+            self.lines.append(self._news.get())
+        return code
+
+    def health(self, path: str) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.admin, timeout=PATIENCE_S)
+        with contextlib.closing(connection):
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self._reader.join(PATIENCE_S)
+        for stream in (self.process.stdout, self.process.stderr):
+            assert stream is not None
+            stream.close()
+
+
+Start = Callable[..., Process]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    processes: list[Process] = []
+
+    def starting(config: str = CONFIG, passed: tuple[int, ...] = (), **environment: str) -> Process:
+        configure(tmp_path, config)
+        processes.append(Process(tmp_path, environment, passed))
+        return processes[-1]
+
+    yield starting
+    for each in processes:
+        each.close()
+
+
+def configure(folder: Path, config: str) -> None:
+    (folder / "handlers.py").write_text(HANDLERS)
+    (folder / "receiver.toml").write_text(config)
+
+
+def delivery(folder: Path, delivery_id: str, type: str = "push", source: str = "github") -> bytes:
+    """A signed request, whole."""
+    contract = load(folder / "receiver.toml", environment=SECRETS).sources[source].contract
+    headers = sign(contract.preset, b"of the hook", PUSH, now_ms=0, event_id=delivery_id, type=type)
+    lines = [f"POST /webhooks/{source} HTTP/1.1", "Host: h", f"Content-Length: {len(PUSH)}"]
+    lines += [f"{name}: {value}" for name, value in headers]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + PUSH
+
+
+def stored(folder: Path) -> list[str]:
+    with snapshot(folder / "receiver.db") as seen:
+        return [str(each) for (each,) in seen.db.execute("select event_id from receiver_events")]
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.005)
+
+
+# Starting
+
+
+def test_a_server_says_where_it_listens_and_stops_cleanly(start: Start, tmp_path: Path) -> None:
+    server = start()
+    assert server.process.stdout is not None
+
+    told = server.process.stdout.readline().split()
+    assert told == [f"http://127.0.0.1:{server.port}", f"http://127.0.0.1:{server.admin}"]
+    assert server.line(rf" source github http://127.0.0.1:{server.port}/webhooks/github$")
+    with server.wire() as wire:
+        assert wire.ask(delivery(tmp_path, "d-1")).body == b"done\n"
+        assert wire.ask(delivery(tmp_path, "d-1")).body == b"duplicate\n"
+
+    assert server.stop() == 0
+    assert stored(tmp_path) == ["d-1"]
+    assert server.lines[-1].endswith(" INFO stopped")
+    assert any(
+        " INFO delivery source=github event=d-1 type=push outcome=done" in x for x in server.lines
+    )
+
+
+def test_the_manager_hears_of_start_reload_and_stop(start: Start, tmp_path: Path) -> None:
+    manager = Manager(str(tmp_path / "notify"))
+    with contextlib.closing(manager.socket):
+        server = start(**manager.environment, WATCHDOG_USEC="60000000")
+
+        assert manager.heard() == ["READY=1", "STATUS=receiving for 1 sources"]
+        assert manager.heard() == ["WATCHDOG=1"]
+        server.kill(signal.SIGHUP)
+        assert manager.heard()[0] == "RELOADING=1"
+        assert manager.heard()[0] == "READY=1"
+        server.kill(signal.SIGTERM)
+        assert manager.heard()[0] == "STOPPING=1"
+        assert server.ended() == 0
+
+
+def test_lines_for_the_journal_begin_with_a_priority(start: Start) -> None:
+    server = start(JOURNAL_STREAM="8:1")
+
+    assert server.line(r"^<6>listening http")
+    assert server.stop() == 0
+
+
+def test_as_many_descriptors_as_allowed_are_taken(start: Start) -> None:
+    server = start()
+    assert server.port
+
+    limits = Path(f"/proc/{server.process.pid}/limits").read_text()
+    soft, hard = map(int, re.findall(r"Max open files +(\d+) +(\d+)", limits)[0])
+    assert soft == min(hard, 65_536)
+
+
+def test_a_taken_port_is_told_in_one_line(start: Start) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        server = start(CONFIG.replace('listen = "127.0.0.1:0"', f'listen = "127.0.0.1:{port}"'))
+
+        assert server.ended() == 1
+    assert len(server.lines) == 1
+    assert f"error: server.listen: can't listen on 127.0.0.1:{port}" in server.lines[0]
+
+
+def test_a_locked_file_at_the_start_is_told_in_one_line(start: Start, tmp_path: Path) -> None:
+    first = start()
+    assert first.port
+    assert first.stop() == 0
+    with held_lock(tmp_path):
+        server = start(WAIT_S="0.1")
+
+        assert server.ended() == 1
+    assert "error: " in server.lines[-1]
+    assert "Traceback" not in "".join(server.lines)
+
+
+@contextlib.contextmanager
+def held_lock(folder: Path) -> Iterator[None]:
+    """Another process's write transaction."""
+    program = """
+import apsw, sys
+db = apsw.Connection(sys.argv[1])
+db.set_busy_timeout(5000)
+db.execute("begin immediate")
+print("held", flush=True)
+sys.stdin.read()
+"""
+    command = [sys.executable, "-c", program, str(folder / "receiver.db")]
+    holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    with holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        yield
+        holder.terminate()
+
+
+# Sockets
+
+
+def unix_config(path: Path) -> str:
+    return CONFIG.replace('listen = "127.0.0.1:0"', f'listen = "unix:{path}"')
+
+
+def test_a_unix_socket_is_for_owner_and_group_and_goes_with_the_server(
+    start: Start, tmp_path: Path
+) -> None:
+    path = tmp_path / "http.sock"
+    server = start(unix_config(path))
+    assert server.line(rf" listening unix:{path}$")
+
+    assert stat.S_IMODE(path.stat().st_mode) == 0o660
+    with Wire(str(path)) as wire:
+        assert wire.ask(delivery(tmp_path, "d-1")).status == 200
+    assert server.stop() == 0
+    assert not path.exists()
+
+
+def test_a_socket_left_by_a_killed_server_is_replaced_a_living_one_is_not(
+    start: Start, tmp_path: Path
+) -> None:
+    path = tmp_path / "http.sock"
+    killed = start(unix_config(path))
+    assert killed.line(" listening unix:")
+    killed.stop(signal.SIGKILL)
+    assert path.exists()
+
+    living = start(unix_config(path))
+    assert living.line(" listening unix:")
+    second = start(unix_config(path))
+
+    assert second.ended() == 1
+    assert "another process listens there" in second.lines[-1]
+    with Wire(str(path)) as wire:
+        assert wire.ask(delivery(tmp_path, "d-1")).status == 200
+
+
+def test_a_file_in_the_way_of_a_socket_is_not_removed(start: Start, tmp_path: Path) -> None:
+    path = tmp_path / "http.sock"
+    path.write_text("precious")
+
+    assert start(unix_config(path)).ended() == 1
+    assert path.read_text() == "precious"
+
+
+def test_sockets_passed_by_the_manager_win_over_the_config(start: Start, tmp_path: Path) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as public,
+        socket.create_server(("127.0.0.1", 0)) as admin,
+    ):
+        passed = (os.dup2(admin.fileno(), 60), os.dup2(public.fileno(), 61))
+        server = start(passed=passed, LISTEN_FDS="2", LISTEN_FDNAMES="admin:http")
+
+        assert server.port == public.getsockname()[1]
+        assert server.admin == admin.getsockname()[1]
+        assert server.health("/healthz") == (200, b"ok\n")
+        for each in passed:
+            os.close(each)
+        assert server.stop() == 0
+
+
+def test_tls_is_served_and_a_renewed_certificate_is_taken_on_reload(
+    start: Start, tmp_path: Path
+) -> None:
+    write_certificate(tmp_path, 1)
+    server = start(
+        CONFIG.replace("[server]", '[server]\ntls = { certificate = "cert.pem", key = "key.pem" }')
+    )
+    assert certificate_of(server.port) == 1
+
+    write_certificate(tmp_path, 2)
+    server.kill(signal.SIGHUP)
+    server.line(" reload .*: done")
+
+    assert certificate_of(server.port) == 2
+
+
+def write_certificate(folder: Path, serial: int) -> None:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
+    day = datetime.timedelta(days=1)
+    today = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder(name, name, key.public_key(), serial, today - day, today + day)
+    ).sign(key, hashes.SHA256())
+    pem = serialization.Encoding.PEM
+    plain = serialization.NoEncryption()
+    (folder / "cert.pem").write_bytes(certificate.public_bytes(pem))
+    (folder / "key.pem").write_bytes(
+        key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain)
+    )
+
+
+def certificate_of(port: int) -> int:
+    """The serial number of the certificate that a request is answered under."""
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    connection = http.client.HTTPSConnection("127.0.0.1", port, context=context, timeout=PATIENCE_S)
+    with contextlib.closing(connection):
+        connection.request("POST", "/webhooks/github", b"{}")
+        assert connection.getresponse().status == 401
+        assert isinstance(connection.sock, ssl.SSLSocket)
+        der = connection.sock.getpeercert(binary_form=True)
+        assert der is not None
+    return x509.load_der_x509_certificate(der).serial_number
+
+
+# Reloading
+
+
+def test_a_reload_takes_new_sources_without_closing_a_connection(
+    start: Start, tmp_path: Path
+) -> None:
+    server = start()
+    new = CONFIG.replace("sources.github", "sources.hub").replace('"github"\non', '"hub"\non')
+    with server.wire() as wire:
+        assert wire.ask(delivery(tmp_path, "d-1")).status == 200
+
+        configure(tmp_path, new)
+        server.kill(signal.SIGHUP)
+        server.line(" reload .*: done, 1 sources")
+
+        assert wire.ask(delivery(tmp_path, "d-2", source="hub")).status == 200
+        assert wire.ask(b"POST /webhooks/github HTTP/1.1\r\n\r\n").status == 404
+
+
+def test_a_broken_config_leaves_the_old_one_in_force_and_names_every_problem(
+    start: Start, tmp_path: Path
+) -> None:
+    server = start()
+    assert server.port
+    request = delivery(tmp_path, "d-1")
+
+    configure(tmp_path, CONFIG.replace("scheme", "schema").replace("[server]", "[server]\nx = 1"))
+    server.kill(signal.SIGHUP)
+
+    server.line("the old config stays in force")
+    problems = [line for line in server.lines if " ERROR reload " in line]
+    assert any("server.x" in line for line in problems)
+    assert any("sources.github" in line for line in problems)
+    with server.wire() as wire:
+        assert wire.ask(request).status == 200
+
+
+def test_what_needs_a_restart_is_said(start: Start, tmp_path: Path) -> None:
+    server = start()
+    assert server.port
+
+    configure(tmp_path, 'database = "other.db"\n' + CONFIG.replace("1:0", "1:1", 1))
+    server.kill(signal.SIGHUP)
+
+    server.line(" reload .*: done")
+    changed = [line for line in server.lines if line.endswith("changed; restart to use it")]
+    assert [re.search(r": (\S+) changed", line)[1] for line in changed] == [  # type: ignore[index]
+        "server.listen",
+        "database",
+    ]
+
+
+# Health
+
+
+def test_health_answers_while_a_handler_holds_the_server_and_readiness_says_no(
+    start: Start, tmp_path: Path
+) -> None:
+    server = start(WAIT_S="0.2")
+    assert server.health("/readyz") == (200, b"ready\n")
+    with server.wire() as wire:
+        wire.send(delivery(tmp_path, "d-1", "star"))
+        until((tmp_path / "waiting").exists)
+
+        assert server.health("/healthz") == (200, b"ok\n")
+        until(lambda: server.health("/readyz") == (503, b"unavailable\n"))
+        (tmp_path / "go").touch()
+
+        assert wire.answer().status == 200
+    until(lambda: server.health("/readyz") == (200, b"ready\n"))
+
+
+def test_health_answers_while_another_process_holds_the_lock(start: Start, tmp_path: Path) -> None:
+    server = start(WAIT_S="0.2")
+    assert server.port
+
+    with held_lock(tmp_path):
+        until(lambda: server.health("/readyz") == (503, b"unavailable\n"))
+        assert server.health("/healthz") == (200, b"ok\n")
+
+    until(lambda: server.health("/readyz") == (200, b"ready\n"))
+
+
+def test_the_public_listener_answers_no_health_checks(start: Start) -> None:
+    with start().wire() as wire:
+        assert wire.ask(b"GET /healthz HTTP/1.1\r\n\r\n").status == 404
+        assert wire.ask(b"GET /readyz HTTP/1.1\r\n\r\n").status == 404
+
+
+# Stopping
+
+
+def test_a_stopping_server_answers_what_is_under_way_and_what_still_comes(
+    start: Start, tmp_path: Path
+) -> None:
+    server = start()
+    with server.wire() as idle, server.wire() as busy:
+        assert idle.ask(b"GET / HTTP/1.1\r\n\r\n").status == 404
+        with held_lock(tmp_path):
+            busy.send(delivery(tmp_path, "d-1"))
+            assert idle.ask(b"GET / HTTP/1.1\r\n\r\n").status == 404
+            server.kill(signal.SIGTERM)
+            until(lambda: refuses(server.port))
+            idle.send(delivery(tmp_path, "d-2"))
+
+        answers = [each.answer() for each in (busy, idle)]
+
+        assert [each.status for each in answers] == [200, 200]
+        assert {each.headers["connection"] for each in answers} == {"close"}
+    assert server.ended() == 0
+    assert sorted(stored(tmp_path)) == ["d-1", "d-2"]
+
+
+def refuses(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S).close()
+    except ConnectionRefusedError:
+        return True
+    except ConnectionResetError:
+        # In the very moment of closing.
+        return False
+    return False
+
+
+def test_a_second_signal_ends_the_wait_for_idle_connections(start: Start) -> None:
+    server = start()
+    with server.wire() as idle:
+        assert idle.ask(b"GET / HTTP/1.1\r\n\r\n").status == 404
+        server.kill(signal.SIGTERM)
+        until(lambda: refuses(server.port))
+        started = time.monotonic()
+
+        assert server.stop(signal.SIGINT) == 0
+
+        assert time.monotonic() - started < 1.5
+
+
+def test_restarts_behind_a_passed_socket_refuse_and_lose_nothing(
+    start: Start, tmp_path: Path
+) -> None:
+    configure(tmp_path, CONFIG)
+    requests = [delivery(tmp_path, f"d-{number}") for number in range(400)]
+    with socket.create_server(("127.0.0.1", 0), backlog=512) as public:
+        passed = (os.dup2(public.fileno(), 62),)
+
+        def serving() -> Process:
+            server = start(passed=passed, LISTEN_FDS="1", LISTEN_FDNAMES="http")
+            assert server.port == public.getsockname()[1]
+            return server
+
+        server = serving()
+        with ThreadPoolExecutor(4) as pool:
+            clients = [
+                pool.submit(send_all, public.getsockname(), requests[part::4]) for part in range(4)
+            ]
+            for _ in range(3):
+                before = len(stored(tmp_path))
+                until(lambda before=before: len(stored(tmp_path)) > before)  # type: ignore[misc]
+                assert server.stop() == 0
+                server = serving()
+            answers = [answer for client in clients for answer in client.result(PATIENCE_S * 3)]
+        os.close(passed[0])
+
+    assert answers == [200] * len(requests)
+    assert len(stored(tmp_path)) == len(requests)
+
+
+def send_all(address: Any, requests: list[bytes]) -> list[int]:
+    """As a well-behaved sender: on one connection, and a new one when told to close."""
+    answers = []
+    wire = Wire(address)
+    wire.socket.settimeout(PATIENCE_S)
+    for each in requests:
+        answer = wire.ask(each)
+        answers.append(answer.status)
+        if answer.headers.get("connection") == "close":
+            wire.socket.close()
+            wire = Wire(address)
+            wire.socket.settimeout(PATIENCE_S)
+        time.sleep(0.005)
+    wire.socket.close()
+    return answers
+
+
+def test_what_was_answered_survives_a_kill(start: Start, tmp_path: Path) -> None:
+    server = start()
+    with server.wire() as wire:
+        for number in range(20):
+            assert wire.ask(delivery(tmp_path, f"d-{number}")).status == 200
+
+    server.stop(signal.SIGKILL)
+
+    assert len(stored(tmp_path)) == 20
+
+
+def test_a_wal_replaced_underneath_ends_the_server_at_once(start: Start, tmp_path: Path) -> None:
+    server = start()
+    with server.wire() as wire:
+        assert wire.ask(delivery(tmp_path, "d-1")).status == 200
+        (tmp_path / "receiver.db-wal").unlink()
+        wire.send(delivery(tmp_path, "d-2"))
+
+        assert b"HTTP/1.1 2" not in wire.rest()
+
+    assert server.ended() == 1
+    assert re.search(r" CRITICAL stopped: .*replaced.*start again", server.lines[-1])
+
+
+# Garbage
+
+
+def test_memory_stays_flat_under_ten_thousand_garbage_requests(start: Start) -> None:
+    server = start()
+    garbage = [
+        b"POST /webhooks/github HTTP/1.1\r\ncontent-length: 2\r\n\r\nno",
+        b"POST /webhooks/%d HTTP/1.1\r\n\r\n",
+        b"POST /%d HTTP/1.1\r\n\r\n",
+        b"POST /webhooks/github HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n"
+        b"3\r\n%03d\r\n0\r\n\r\n",
+        b"GET /webhooks/github HTTP/1.1\r\n\r\n",
+    ]
+
+    def throw(count: int) -> None:
+        with server.wire() as wire:
+            for number in range(count):
+                text = garbage[number % len(garbage)]
+                answer = wire.ask(text % (number % 1000) if b"%" in text else text)
+                assert answer.status in {401, 404, 405}
+
+    throw(2_000)
+    before = resident_kib(server)
+    throw(10_000)
+
+    assert resident_kib(server) - before < 4_096
+    assert server.health("/healthz")[0] == 200
+    refused = [line for line in server.lines if " refused " in line]
+    assert len(refused) < 100
+
+
+def resident_kib(server: Process) -> int:
+    text = Path(f"/proc/{server.process.pid}/status").read_text()
+    return int(re.findall(r"VmRSS:\s+(\d+)", text)[0])
+
+
+def test_large_unsigned_bodies_cost_bounded_memory(start: Start) -> None:
+    server = start()
+    with server.wire() as wire:
+        assert wire.ask(b"POST /webhooks/github HTTP/1.1\r\n\r\n").status == 401
+    before = resident_kib(server)
+    wires = [server.wire() for _ in range(150)]
+
+    for each in wires:
+        head = b"POST /webhooks/github HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n"
+        with contextlib.suppress(OSError):
+            each.send(head + b"%x\r\n" % 1_000_000 + b"x" * 999_999)
+
+    assert resident_kib(server) - before < 150 * 1024
+    with server.wire() as wire:
+        assert wire.ask(b"GET / HTTP/1.1\r\n\r\n").status == 404
+    for each in wires:
+        each.socket.close()
