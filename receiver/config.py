@@ -30,6 +30,8 @@ TOLERANCE_S_MAX = 86_400
 BODY_BYTES_MIN, BODY_BYTES_DEFAULT, BODY_BYTES_MAX = 1_024, 1_048_576, 67_108_864
 PENDING_DEFAULT, PENDING_MAX = 1_024, 100_000
 PORT_MAX = 65_535
+# What entries by the app itself, and corrections by hand, have in place of an identity.
+RESERVED_IDENTITIES = ("app", "operator")
 # The kernel's limit for the path of a unix socket, in bytes.
 UNIX_PATH_BYTES_MAX = 107
 # What is remembered of which rules a type has: entries, and characters of a type.
@@ -724,9 +726,9 @@ def _preset(table: _Table) -> Preset | None:
 
 def _identity(name: str, table: _Table) -> str | None:
     identity = table.name("identity") if "identity" in table else name
-    if identity == "app":
+    if identity in RESERVED_IDENTITIES:
         table.problem(
-            "identity", '"app" stands for the app\'s own ledger entries; set another identity'
+            "identity", f"{identity!r} stands for ledger entries made without a sender; set another"
         )
         return None
     return identity

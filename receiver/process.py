@@ -104,7 +104,7 @@ class Processor:
         return [
             Job(
                 functools.partial(self._apply_due, row=row),
-                functools.partial(self._keep_due, row=row),
+                functools.partial(self.keep_stored, row=row),
             )
             for row in rows
         ]
@@ -117,7 +117,14 @@ class Processor:
         known = inbox.by_row(tx, row)
         if known is None:
             raise NotReplayable(f"there is no event {row}")
-        return self._run(tx, known, self._reread(tx, known))
+        return self._run(tx, known, stored_event(tx, self.settings, known))
+
+    def keep_stored(self, tx: Tx, why: str, row: int) -> Outcome:
+        """A stored event ended the whole transaction: it stays `pending`, without effects."""
+        known = inbox.by_row(tx, row)
+        if known is not None:
+            _fail(tx, row, known.attempts, why)
+        return Outcome("pending", retry=True)
 
     def _receive(self, tx: Tx, event: Event, request_id: str) -> Outcome:
         row = _insert(tx, event, request_id)
@@ -154,36 +161,11 @@ class Processor:
             # A redelivery or the operator came first.
             return Outcome("duplicate")
         try:
-            event = self._reread(tx, known)
+            event = stored_event(tx, self.settings, known)
         except NotReplayable as error:
             inbox.settle(tx, row, "quarantined", str(error))
             return Outcome("quarantined")
         return self._run(tx, known, event)
-
-    def _keep_due(self, tx: Tx, why: str, row: int) -> Outcome:
-        known = inbox.by_row(tx, row)
-        if known is not None:
-            _fail(tx, row, known.attempts, why)
-        return Outcome("pending", retry=True)
-
-    def _reread(self, tx: Tx, known: Row) -> Event:
-        source = self.settings.sources.get(known.endpoint)
-        if source is None:
-            raise NotReplayable(f"source {known.endpoint} is no longer in the config")
-        body = inbox.payload(tx, known.id)
-        if body is None:
-            raise NotReplayable("its payload was pruned")
-        return reread(
-            source.contract,
-            body=body,
-            content_type=known.content_type,
-            event_id=known.event_id,
-            type=known.type,
-            account=known.account,
-            received_ms=known.received_ms,
-            secret=known.secret,
-            claimed_account=known.claimed_account,
-        )
 
     def _judge(self, tx: Tx, event: Event, row: int, workspace: str | None, tried: int) -> Verdict:
         """Make the event's changes, all or none of them, and say how it ends."""
@@ -213,6 +195,27 @@ class Processor:
         for rule in self.settings.rules_for(case.event.source, case.event.type):
             applied = rules.apply(tx, rule, case, scope) or applied
         return applied
+
+
+def stored_event(snapshot: Snapshot, settings: Settings, known: Row) -> Event:
+    """A stored event as it was verified, judged under `settings`; raises NotReplayable."""
+    source = settings.sources.get(known.endpoint)
+    if source is None:
+        raise NotReplayable(f"source {known.endpoint} is no longer in the config")
+    body = inbox.payload(snapshot, known.id)
+    if body is None:
+        raise NotReplayable("its payload was pruned")
+    return reread(
+        source.contract,
+        body=body,
+        content_type=known.content_type,
+        event_id=known.event_id,
+        type=known.type,
+        account=known.account,
+        received_ms=known.received_ms,
+        secret=known.secret,
+        claimed_account=known.claimed_account,
+    )
 
 
 def _insert(tx: Tx, event: Event, request_id: str) -> int | None:

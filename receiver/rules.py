@@ -51,7 +51,8 @@ def apply(tx: Tx, rule: Rule, case: Case, scope: Scope) -> bool:
     if isinstance(rule.effect, Link):
         _link(tx, rule.effect, case, scope)
         return True
-    key = Key(case.event.identity, case.event.account, _subject(rule, case, scope), rule.operation)
+    event = case.event
+    key = Key(event.identity, event.account, subject_of(rule, event, scope), rule.operation)
     workspace = _workspace(tx, rule, case, scope)
     scope.own["_workspace"] = workspace
     assert rule.effect is not None, "the config demands an effect"
@@ -59,13 +60,14 @@ def apply(tx: Tx, rule: Rule, case: Case, scope: Scope) -> bool:
     return True
 
 
-def _subject(rule: Rule, case: Case, scope: Scope) -> str:
+def subject_of(rule: Rule, event: Event, scope: Scope) -> str:
+    """What the rule's operation may happen once for; raises Unjudgeable."""
     if rule.subject is not None:
         return key_text(rule.subject.value(scope), rule.subject.text)
-    if case.event.id_signed:
-        return case.event.event_id
+    if event.id_signed:
+        return event.event_id
     # An unsigned id could be changed by whoever replays a body; the body itself could not.
-    return f"sha256:{case.event.body_sha256.hex()}"
+    return f"sha256:{event.body_sha256.hex()}"
 
 
 def _workspace(tx: Tx, rule: Rule, case: Case, scope: Scope) -> str | None:

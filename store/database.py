@@ -318,10 +318,15 @@ def snapshot(path: Path) -> Iterator[Snapshot]:
         if found == 0:
             raise StoreError(f"{path}: has no Receiver tables yet; `receiver serve` makes them")
         yield Snapshot(db)
-    except apsw.NotADBError as error:
+    except _ENGINE_ERRORS as error:
         raise StoreError(f"{path}: {_words(error)}") from error
     finally:
         db.close(True)
+
+
+def sqlite_version() -> str:
+    """The version of SQLite that is used, as in `3.51.3`."""
+    return apsw.sqlite_lib_version()
 
 
 def _run_one(tx: Tx, job: Job[Any]) -> None:

@@ -1,6 +1,7 @@
 """Events received: each stored once, by its event key."""
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -271,6 +272,59 @@ def listed(
                 "after": after_row,
                 "limit": limit,
             },
+        )
+    ]
+
+
+def numbers(
+    snapshot: Snapshot,
+    *,
+    state: str | None = None,
+    endpoint: str | None = None,
+    type: str | None = None,
+    since_ms: int | None = None,
+) -> list[int]:
+    """Row numbers of all events that fit, oldest first."""
+    return [
+        row
+        for (row,) in snapshot.db.execute(
+            """
+            select id from receiver_events
+            where (:state is null or state = :state)
+              and (:endpoint is null or endpoint = :endpoint)
+              and (:type is null or type = :type)
+              and (:since is null or received_ms >= :since)
+            order by id
+            """,
+            {"state": state, "endpoint": endpoint, "type": type, "since": since_ms},
+        )
+    ]
+
+
+def tally(snapshot: Snapshot, rows: Sequence[int]) -> dict[str, int]:
+    """How many of these events are in each state."""
+    return dict(
+        snapshot.db.execute(
+            """
+            select state, count(*) from receiver_events
+            where id in (select value from json_each(?)) group by state order by state
+            """,
+            (json.dumps(rows),),
+        )
+    )
+
+
+def twins(snapshot: Snapshot, row: Row, limit: int = 10) -> list[Row]:
+    """Other events of the source with the same body, whose ids nobody signed; oldest first."""
+    return [
+        _row(values)
+        for values in snapshot.db.execute(
+            f"""
+            select {_COLUMNS} from receiver_events
+            where source = ? and body_sha256 = ? and id_signed = 0 and id <> ?
+            order by id limit ?
+            """,  # noqa: S608  constant columns
+            (row.source, row.body_sha256, row.id, limit),
         )
     ]
 

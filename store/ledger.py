@@ -141,6 +141,48 @@ def listed(
     ]
 
 
+def reversals(snapshot: Snapshot, key: Key) -> list[Entry]:
+    """The entries that take back the one with this key, oldest first."""
+    return [
+        _entry(values)
+        for values in snapshot.db.execute(
+            f"""
+            select {_COLUMNS} from receiver_ledger
+            where source = ? and account = ? and target_subject = ? and target_operation = ?
+            order by created_ms, subject, operation
+            """,  # noqa: S608  constant columns
+            (key.source, key.account, key.subject, key.operation),
+        )
+    ]
+
+
+def totals(
+    snapshot: Snapshot, *, workspace: str | None = None, unit: str | None = None, limit: int = 50
+) -> list[tuple[str, str, int, int]]:
+    """(workspace, unit, balance, sum of the ledger), in order; the last two must be equal."""
+    return list(
+        snapshot.db.execute(
+            """
+            select k.workspace, k.unit, coalesce(b.balance, 0),
+              (select coalesce(sum(amount), 0) from receiver_ledger l
+               where l.workspace = k.workspace and l.unit = k.unit)
+            from (
+              select workspace, unit from receiver_balances
+              where (:workspace is null or workspace = :workspace)
+                and (:unit is null or unit = :unit)
+              union
+              select workspace, unit from receiver_ledger
+              where (:workspace is null or workspace = :workspace)
+                and (:unit is null or unit = :unit)
+              order by workspace, unit limit :limit) k
+            left join receiver_balances b on b.workspace = k.workspace and b.unit = k.unit
+            order by k.workspace, k.unit
+            """,
+            {"workspace": workspace, "unit": unit, "limit": limit},
+        )
+    )
+
+
 def disagreements(snapshot: Snapshot) -> list[tuple[str, str, int, int]]:
     """(workspace, unit, balance, sum of the ledger) where the two differ: must be empty."""
     return list(

@@ -71,6 +71,18 @@ def find(snapshot: Snapshot, key: Key) -> Claim | None:
     return None if values is None else Claim(*values)
 
 
+def holder(snapshot: Snapshot, key: Key) -> tuple[int | None, int] | None:
+    """(event, created_ms) of the claim, or None. The event is None for the app and by hand."""
+    values = snapshot.db.execute(
+        """
+        select event, created_ms from receiver_operations
+        where source = ? and account = ? and subject = ? and operation = ?
+        """,
+        (key.source, key.account, key.subject, key.operation),
+    ).fetchone()
+    return None if values is None else (values[0], values[1])
+
+
 def of_event(snapshot: Snapshot, event: int) -> list[tuple[Key, Claim, int]]:
     """The operations that an event claimed, with their time in UTC milliseconds."""
     return [

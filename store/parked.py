@@ -40,6 +40,21 @@ def of_event(snapshot: Snapshot, event: int) -> Fact | None:
     return None if values is None else Fact(*values)
 
 
+def on(snapshot: Snapshot, fact: Fact) -> list[int]:
+    """Row numbers of the events that wait for just this fact."""
+    return [
+        event
+        for (event,) in snapshot.db.execute(
+            """
+            select event from receiver_parked
+            where kind = ? and source = ? and account = ? and key = ? and operation = ?
+            order by event
+            """,
+            (fact.kind, fact.source, fact.account, fact.key, fact.operation),
+        )
+    ]
+
+
 def listed(
     snapshot: Snapshot, *, endpoint: str | None = None, limit: int = 50
 ) -> list[tuple[int, Fact, int]]:

@@ -29,6 +29,19 @@ def insert(tx: Tx, key: Key, kind: str, workspace: str | None, data: str) -> Non
     )
 
 
+def find(snapshot: Snapshot, key: Key) -> Record | None:
+    """The record with this business key, or None."""
+    values = snapshot.db.execute(
+        """
+        select source, account, subject, operation, kind, workspace, data, created_ms
+        from receiver_records
+        where source = ? and account = ? and subject = ? and operation = ?
+        """,
+        (key.source, key.account, key.subject, key.operation),
+    ).fetchone()
+    return None if values is None else Record(Key(*values[:4]), *values[4:])
+
+
 def listed(
     snapshot: Snapshot,
     *,

@@ -1,0 +1,226 @@
+"""Writes for people and for programs, and reads times: tables, colours, JSON lines."""
+
+import json
+import os
+import re
+import shutil
+import sys
+import unicodedata
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
+
+import click
+
+#: Columns between two cells, and the fewest that a cell is cut to.
+GAP = 2
+CELL_MIN = 6
+#: Characters of one cell that are looked at, before it is cut to the terminal.
+CELL_CHARS_MAX = 2_000
+
+_AGE = re.compile(r"(\d{1,6})([smhd])", re.ASCII)
+_AGE_UNITS_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_UNIX = re.compile(r"\d{1,11}(\.\d{1,9})?", re.ASCII)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_AGES = ((86_400, 2, "days"), (3_600, 1, "h"), (60, 1, "min"))
+_STATES = {
+    "done": "green",
+    "sent": "green",
+    "pending": "cyan",
+    "parked": "yellow",
+    "quarantined": "red",
+    "conflict": "yellow",
+    "dead": "red",
+    "review": "red",
+}
+
+
+class Painted(NamedTuple):
+    """A text with a colour, where colours are shown."""
+
+    text: str
+    colour: str
+
+
+Cell = str | int | Painted | None
+
+
+def state(word: str) -> Painted | str:
+    """A state or an answer's word in its colour."""
+    return Painted(word, _STATES[word]) if word in _STATES else word
+
+
+def say(text: str, colour: str | None = None) -> None:
+    """One line for people on stdout; whatever could steer the terminal is escaped."""
+    _write(_paint(escape(text), colour), sys_error=False)
+
+
+def warn(text: str, colour: str | None = "yellow") -> None:
+    """One line on stderr, so that it is not part of a listing."""
+    _write(_paint(escape(text), colour), sys_error=True)
+
+
+def hint(text: str) -> None:
+    """What to try next."""
+    say(f"next: {text}", "cyan")
+
+
+def print_json(value: Mapping[str, object]) -> None:
+    """One JSON object on one line; anything but ASCII is escaped, so that nothing can hide."""
+    click.echo(json.dumps(value, separators=(",", ":")))
+
+
+def print_table(headings: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
+    """Rows under their headings; on a terminal, long cells are cut to its width."""
+    texts = [[_text(cell) for cell in row] for row in rows]
+    widths = [max(_width(line[i]) for line in (headings, *texts)) for i in range(len(headings))]
+    if sys.stdout.isatty():
+        widths = fit(widths, shutil.get_terminal_size().columns)
+    _print_row(headings, widths, ["bold"] * len(headings))
+    for row, line in zip(rows, texts, strict=True):
+        colours = [cell.colour if isinstance(cell, Painted) else None for cell in row]
+        _print_row(line, widths, colours)
+
+
+def print_fields(fields: Sequence[tuple[str, Cell]], indent: int = 0) -> None:
+    """Names and values, one below the other; None is left out."""
+    shown = [(name, value) for name, value in fields if value is not None]
+    width = max((len(name) for name, _ in shown), default=0)
+    for name, value in shown:
+        colour = value.colour if isinstance(value, Painted) else None
+        label = _paint(f"{name:<{width}}", "bold")
+        _write(f"{' ' * indent}{label}  {_paint(_text(value), colour)}", sys_error=False)
+
+
+def more(shown: int, limit: int) -> None:
+    """Say so when a listing may have ended at its limit."""
+    if shown >= limit:
+        warn(f"the first {limit} are shown; see more with --limit", None)
+
+
+def moment(at_ms: int | None, now_ms: int) -> str:
+    """Local time with its age, as in `2026-11-30 14:03:11, 4 min ago`; `-` for None."""
+    if at_ms is None:
+        return "-"
+    when = _datetime(at_ms)
+    if when is None:
+        return f"{at_ms} ms"
+    return f"{when.astimezone():%Y-%m-%d %H:%M:%S}, {age(now_ms - at_ms)}"
+
+
+def age(passed_ms: int) -> str:
+    """`4 min ago`, or `in 4 min` for what is still to come."""
+    seconds = abs(passed_ms) // 1000
+    text = f"{seconds} s"
+    for unit, least, name in _AGES:
+        if seconds >= unit * least:
+            text = f"{seconds // unit} {name}"
+            break
+    return f"{text} ago" if passed_ms >= 0 else f"in {text}"
+
+
+def rfc3339(at_ms: int | None) -> str | None:
+    """UTC with milliseconds, as in `2026-11-30T13:03:11.250Z`."""
+    when = None if at_ms is None else _datetime(at_ms)
+    return None if when is None else f"{when:%Y-%m-%dT%H:%M:%S}.{when.microsecond // 1000:03}Z"
+
+
+def parse_time(text: str, now_ms: int) -> int:
+    """UTC milliseconds of RFC 3339, Unix seconds, or an age such as `90s`, `30m`, `2h`, `7d`.
+
+    A time without an offset is local. Raises ValueError in words.
+    """
+    aged = _AGE.fullmatch(text)
+    if aged is not None:
+        return now_ms - int(aged[1]) * _AGE_UNITS_MS[aged[2]]
+    if _UNIX.fullmatch(text):
+        return int(float(text) * 1000)
+    try:
+        when = datetime.fromisoformat(text)
+        return (when.astimezone(UTC) - _EPOCH) // timedelta(milliseconds=1)
+    except (ValueError, OverflowError) as error:
+        raise ValueError(
+            f"{text!r} is no time; write 2026-11-30T14:03:11Z, Unix seconds, or an age such as 2h"
+        ) from error
+
+
+def escape(text: str) -> str:
+    """The text with its control characters, and others that don't print, as `\\x1b`."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else _escaped(one) for one in text)
+
+
+def fit(widths: Sequence[int], room: int) -> list[int]:
+    """Widths that fit into `room` columns: the widest give way first, none below CELL_MIN."""
+    fitted = list(widths)
+    excess = sum(fitted) + GAP * (len(fitted) - 1) - room
+    while excess > 0:
+        widest = max(fitted)
+        if widest <= CELL_MIN:
+            break
+        fitted[fitted.index(widest)] -= 1
+        excess -= 1
+    return fitted
+
+
+def _datetime(at_ms: int) -> datetime | None:
+    try:
+        return _EPOCH + timedelta(milliseconds=at_ms)
+    except OverflowError:
+        return None
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape", "surrogatepass").decode("ascii")
+
+
+def _text(cell: Cell) -> str:
+    if cell is None:
+        return "-"
+    text = cell.text if isinstance(cell, Painted) else str(cell)
+    return escape(text[:CELL_CHARS_MAX])
+
+
+def _print_row(texts: Sequence[str], widths: Sequence[int], colours: Sequence[str | None]) -> None:
+    cells = []
+    for text, width, colour in zip(texts, widths, colours, strict=True):
+        shown = _cut(text, width)
+        padding = " " * (width - _width(shown))
+        cells.append(_paint(shown, colour) + padding)
+    _write((" " * GAP).join(cells).rstrip(), sys_error=False)
+
+
+def _cut(text: str, width: int) -> str:
+    if _width(text) <= width:
+        return text
+    kept = ""
+    for character in text:
+        if _width(kept + character) > width - 1:
+            break
+        kept += character
+    return kept + "…"
+
+
+def _width(text: str) -> int:
+    """Columns on a terminal."""
+    if text.isascii():
+        return len(text)
+    return sum(
+        0 if unicodedata.combining(one) else 2 if unicodedata.east_asian_width(one) in "WF" else 1
+        for one in text
+    )
+
+
+def _paint(text: str, colour: str | None) -> str:
+    # https://no-color.org: any value but an empty one.
+    if colour is None or os.environ.get("NO_COLOR"):
+        return text
+    if colour == "bold":
+        return click.style(text, bold=True)
+    return click.style(text, fg=colour)
+
+
+def _write(text: str, *, sys_error: bool) -> None:
+    # Colours are stripped where the stream is no terminal.
+    click.echo(text, err=sys_error)

@@ -1,0 +1,119 @@
+"""Finds what an operator means by the names on a command line."""
+
+from collections.abc import Sequence
+
+from receiver.config import Call, Grant, Settings
+from receiver.select import nearest
+from receiver.shown import full_name
+from store import inbox, ledger
+from store.database import Snapshot
+from store.inbox import Row
+from store.operations import Key
+
+#: Names that are listed when more than one thing is meant.
+NAMES_MAX = 10
+
+
+class Absent(Exception):
+    """What is named is not there."""
+
+
+class Ambiguous(Exception):
+    """More than one thing has that name, or not enough is said; `names` can be used instead."""
+
+    def __init__(self, words: str, names: Sequence[str] = ()) -> None:
+        super().__init__(words)
+        self.names = names
+
+
+def event(snapshot: Snapshot, name: str) -> Row:
+    """The one event of that name. Raises Absent or Ambiguous."""
+    found = inbox.named(snapshot, name, NAMES_MAX)
+    if not found:
+        raise Absent(f"there is no event {name}: `receiver events list` shows what there is")
+    if len(found) > 1:
+        names = [f"{full_name(row)} (row {row.id}, {row.type}, {row.state})" for row in found]
+        raise Ambiguous(f"{name} is more than one event: use one of these names", names)
+    return found[0]
+
+
+def identity(settings: Settings, source: str) -> str:
+    """The identity of a source; any other name stands for itself."""
+    known = settings.sources.get(source)
+    return source if known is None else known.contract.identity
+
+
+def sender(settings: Settings, source: str, account: str | None) -> tuple[str, str]:
+    """(identity, account) of a source or an identity; without an account, the pinned one.
+
+    Raises Absent if the config has no such source, and Ambiguous if it pins several accounts.
+    """
+    contracts = [
+        one.contract
+        for name, one in settings.sources.items()
+        if source == name or (source not in settings.sources and source == one.contract.identity)
+    ]
+    if not contracts:
+        known = [*settings.sources, *settings.identities]
+        hint = nearest(source, known) or f" (there are: {', '.join(settings.sources) or 'none'})"
+        raise Absent(f"there is no source {source} in {settings.path}{hint}")
+    if account is not None:
+        return contracts[0].identity, account
+    pinned = sorted({contract.account or "" for contract in contracts})
+    if len(pinned) > 1:
+        accounts = ", ".join(repr(one) for one in pinned)
+        raise Ambiguous(f"{source} has several accounts: say which with --account ({accounts})")
+    return contracts[0].identity, pinned[0]
+
+
+def past_sender(settings: Settings, source: str, account: str | None) -> tuple[str, str]:
+    """As `sender`, but a source that the config lost stands for itself. Raises Ambiguous."""
+    try:
+        return sender(settings, source, account)
+    except Absent:
+        return source, account or ""
+
+
+def grant_rule(settings: Settings, source: str, operation: str) -> Grant | None:
+    """The grant that webhooks of this identity make by that operation; None: handlers.py does.
+
+    Raises Absent: an operation that no webhook brings would not keep one from granting again.
+    """
+    granting = {
+        rule.operation: rule.effect
+        for rule in settings.rules
+        if isinstance(rule.effect, Grant | Call)
+        and any(identity(settings, name) == source for name in rule.sources)
+    }
+    if operation not in granting:
+        hint = nearest(operation, granting) or f" (there are: {', '.join(granting) or 'none'})"
+        raise Absent(
+            f"no rule of {source} grants {operation}{hint}: "
+            "what no webhook brings is a `receiver ledger adjust`"
+        )
+    effect = granting[operation]
+    return effect if isinstance(effect, Grant) else None
+
+
+def entry(snapshot: Snapshot, settings: Settings, name: str) -> Key:
+    """The ledger entry `source/account/subject/operation`, or without the account.
+
+    A subject may have slashes of its own. Raises Absent or Ambiguous.
+    """
+    first, *middle, last = name.split("/") if name.count("/") > 1 else ("", "", "")
+    source = identity(settings, first)
+    keys = [Key(source, "", "/".join(middle), last)]
+    if len(middle) > 1:
+        keys.append(Key(source, middle[0], "/".join(middle[1:]), last))
+    found = [key for key in dict.fromkeys(keys) if ledger.find(snapshot, key) is not None]
+    if not found:
+        raise Absent(
+            f"there is no ledger entry {name}: write source/account/subject/operation, "
+            "as `receiver ledger list` shows them"
+        )
+    if len(found) > 1:
+        raise Ambiguous(
+            f"{name} is more than one entry: use --source, --account, --subject and --operation",
+            [f"account {key.account!r}, subject {key.subject!r}" for key in found],
+        )
+    return found[0]

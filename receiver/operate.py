@@ -1,0 +1,327 @@
+"""Acts by hand: each with its row in the audit log, in the transaction that carries it out."""
+
+import functools
+import json
+import time
+from collections.abc import Iterator, Sequence
+from typing import Literal, NamedTuple, NoReturn
+
+from receiver import effects
+from receiver.named import Absent
+from receiver.process import DUE_MAX, NotReplayable, Outcome, Processor
+from receiver.said import Park, Quarantine
+from store import audit, conflicts, inbox, ledger, links, operations, parked
+from store.database import Job, Store, Tx
+from store.errors import Refused
+from store.inbox import Row
+from store.operations import Key
+from store.parked import Fact
+from store.schema import AMOUNT_MAX
+
+#: How long the lock is left alone between two transactions of a long act, in seconds: a server
+#: that asks every 2 ms then never waits for more than one of them.
+GAP_S = 0.01
+
+#: The key of a correction by hand; no source is about it.
+OPERATOR, ADJUSTMENT = "operator", "adjustment"
+
+
+class Declined(Exception):
+    """The act can't be done as asked; the message says why, and what to do instead."""
+
+
+class By(NamedTuple):
+    """Who acts, and why."""
+
+    actor: str
+    reason: str
+
+
+class Linked(NamedTuple):
+    """What became of a link; `released` are the rows of the events that had waited for it."""
+
+    word: Literal["added", "known", "repointed"]
+    before: str | None
+    released: list[int]
+
+
+class Entered(NamedTuple):
+    """What became of an entry: `new`, or there already; and the events that had waited for it."""
+
+    entry: ledger.Entry
+    new: bool
+    released: list[int]
+
+
+class Replayed(NamedTuple):
+    """What became of one event that was run again; `problem` if it could not be."""
+
+    row: int
+    word: str
+    problem: str | None = None
+
+
+def target_of(row: int) -> str:
+    """The audit log's name of an event."""
+    return f"event {row}"
+
+
+# Events
+
+
+def resolve(tx: Tx, row: int, by: By) -> None:
+    """Close an event that needs nothing more. Raises Declined where it is closed or leased."""
+    known = _event(tx, row)
+    if known.state in ("done", "ignored"):
+        raise Declined(f"{known.event_id} is {known.state} already: there is nothing to resolve")
+    _check_lease(tx, known)
+    inbox.settle(tx, row, "ignored", by.reason)
+    _write_down(tx, by, "events resolve", target_of(row), was=known.state)
+
+
+def attribute(tx: Tx, row: int, workspace: str, by: By) -> None:
+    """Say whose event it is and make it due. Raises Declined where it is final or leased."""
+    known = _event(tx, row)
+    if known.is_final:
+        raise Declined(f"{known.event_id} is {known.state}: only an unfinished event is attributed")
+    _check_lease(tx, known)
+    _check_name("workspace", workspace)
+    inbox.attribute(tx, row, workspace)
+    _write_down(tx, by, "parked attribute", target_of(row), was=known.state, workspace=workspace)
+
+
+def replay(
+    store: Store, processor: Processor, rows: Sequence[int], by: By
+) -> Iterator[list[Replayed]]:
+    """Run stored events again, each in a savepoint of its own; yields as batches commit."""
+    for start in range(0, len(rows), DUE_MAX):
+        if start:
+            time.sleep(GAP_S)
+        batch = rows[start : start + DUE_MAX]
+        jobs = [
+            Job(
+                functools.partial(_replay, processor=processor, row=row, by=by),
+                functools.partial(_keep, processor=processor, row=row, by=by),
+            )
+            for row in batch
+        ]
+        store.write_all(jobs)
+        yield [_replayed(row, job) for row, job in zip(batch, jobs, strict=True)]
+
+
+def drain(store: Store, processor: Processor) -> None:
+    """Apply what is due, in transactions of at most a hundred events, until nothing is."""
+    while jobs := store.look(processor.due_jobs):
+        store.write_all(jobs)
+        errors = [job.error for job in jobs if job.error is not None]
+        if len(errors) == len(jobs):
+            # They stay due, and would be found again for ever.
+            raise errors[0]
+        time.sleep(GAP_S)
+
+
+def _replay(tx: Tx, *, processor: Processor, row: int, by: By) -> Outcome:
+    known = _event(tx, row)
+    _check_lease(tx, known)
+    outcome = processor.replay(tx, row)
+    _write_down(tx, by, "replay", target_of(row), was=known.state, became=outcome.word)
+    return outcome
+
+
+def _keep(tx: Tx, why: str, *, processor: Processor, row: int, by: By) -> Outcome:
+    known = _event(tx, row)
+    outcome = processor.keep_stored(tx, why, row)
+    _write_down(tx, by, "replay", target_of(row), was=known.state, became=outcome.word)
+    return outcome
+
+
+def _replayed(row: int, job: Job[Outcome]) -> Replayed:
+    match job.error:
+        case None:
+            assert job.result is not None, "a job without an error has its outcome"
+            return Replayed(row, job.result.word)
+        case Declined() | Absent() | NotReplayable():
+            return Replayed(row, "not run", str(job.error))
+    raise job.error
+
+
+def _event(tx: Tx, row: int) -> Row:
+    known = inbox.by_row(tx, row)
+    if known is None:
+        raise Absent(f"there is no event {row}")
+    return known
+
+
+def _check_lease(tx: Tx, known: Row) -> None:
+    if known.lease_until_ms is not None and known.lease_until_ms > tx.now_ms:
+        left_s = (known.lease_until_ms - tx.now_ms) // 1000 + 1
+        raise Declined(
+            f"a worker is trying {known.event_id} now: try again in {left_s} s, "
+            "when its lease has ended"
+        )
+
+
+# Conflicts
+
+
+def resolve_conflict(tx: Tx, number: int, by: By) -> None:
+    """Note that the operator has looked. Raises Absent, or Declined if that was noted before."""
+    known = conflicts.by_id(tx, number)
+    if known is None:
+        raise Absent(f"there is no conflict {number}")
+    if not conflicts.resolve(tx, number):
+        raise Declined(f"conflict {number} is resolved already")
+    _write_down(tx, by, "conflicts resolve", target_of(known.event), conflict=number)
+
+
+# Links
+
+
+def link(
+    tx: Tx, source: str, account: str, customer: str, workspace: str, *, repoint: bool, by: By
+) -> Linked:
+    """Link a customer; raises Declined if it is another workspace's and not to be re-pointed."""
+    for what, text in (("customer", customer), ("workspace", workspace)):
+        _check_name(what, text)
+    released = parked.on(tx, Fact("link", source, account, customer))
+    if links.add(tx, source, account, customer, workspace):
+        _write_link(tx, by, "links add", source, account, customer, workspace=workspace)
+        return Linked("added", None, released)
+    before = links.workspace(tx, source, account, customer)
+    if before == workspace:
+        return Linked("known", before, [])
+    if not repoint:
+        raise Declined(
+            f"customer {customer} is linked to workspace {before}: "
+            f"--repoint links it to {workspace} from now on (what was granted stays where it is)"
+        )
+    links.repoint(tx, source, account, customer, workspace)
+    _write_link(
+        tx, by, "links repoint", source, account, customer, workspace=workspace, before=before
+    )
+    return Linked("repointed", before, [])
+
+
+def unlink(tx: Tx, source: str, account: str, customer: str, by: By) -> str:
+    """Forget a link and return its workspace. Raises Absent."""
+    before = links.workspace(tx, source, account, customer)
+    if before is None:
+        of_account = f" of account {account}" if account else ""
+        raise Absent(f"customer {customer}{of_account} of {source} is not linked")
+    links.remove(tx, source, account, customer)
+    _write_link(tx, by, "links remove", source, account, customer, before=before)
+    return before
+
+
+def _write_link(
+    tx: Tx, by: By, action: str, source: str, account: str, customer: str, **detail: object
+) -> None:
+    target = "/".join(filter(None, ("link " + source, account, customer)))
+    _write_down(tx, by, action, target, **detail)
+
+
+# Amounts
+
+
+def grant(tx: Tx, key: Key, workspace: str, unit: str, amount: int, by: By) -> Entered:
+    """Grant under a webhook's business key, so that the webhook finds it done.
+
+    Raises Declined if the key was used for anything else.
+    """
+    for what, text in (("subject", key.subject), ("workspace", workspace), ("unit", unit)):
+        _check_name(what, text)
+    released = parked.on(tx, Fact("entry", key.source, key.account, key.subject, key.operation))
+    try:
+        new = effects.grant(tx, key, workspace, unit, amount, None)
+    except Quarantine as error:
+        raise Declined(str(error).replace("this event would", "this would")) from error
+    except Refused as error:
+        _refuse(key, error)
+    if new:
+        _write_down(tx, by, "ledger grant", f"{key}", workspace=workspace, unit=unit, amount=amount)
+    return Entered(_entry(tx, key), new, released if new else [])
+
+
+def adjust(tx: Tx, name: str, workspace: str, unit: str, amount: int, by: By) -> Entered:
+    """Correct a balance by an operation of its own, once for `name`.
+
+    Raises Declined if another correction has that name.
+    """
+    for what, text in (("key", name), ("workspace", workspace), ("unit", unit)):
+        _check_name(what, text)
+    if amount == 0 or abs(amount) > AMOUNT_MAX:
+        raise Declined(f"an adjustment of {amount} {unit}: expected 1 to {AMOUNT_MAX}, or below 0")
+    key = Key(OPERATOR, "", name, ADJUSTMENT)
+    known = ledger.find(tx, key)
+    if known is not None:
+        if (known.workspace, known.unit, known.amount) == (workspace, unit, amount):
+            return Entered(known, False, [])
+        raise Declined(
+            f"{name} is an adjustment of {known.amount:+} {known.unit} for workspace "
+            f"{known.workspace} already: give this one another --key"
+        )
+    try:
+        ledger.enter(tx, key, workspace, unit, amount)
+    except Refused as error:
+        _refuse(key, error)
+    _write_down(tx, by, "ledger adjust", f"{key}", workspace=workspace, unit=unit, amount=amount)
+    return Entered(_entry(tx, key), True, [])
+
+
+def revert(tx: Tx, target: Key, amount: int | None, by: By) -> Entered:
+    """Take back an entry, by default all that is left of it, by an operation of its own.
+
+    Raises Absent, or Declined where that much is not left.
+    """
+    entry = ledger.find(tx, target)
+    if entry is None:
+        raise Absent(f"{target} is not in the ledger")
+    if entry.amount < 0:
+        raise Declined(
+            f"{target} took {-entry.amount} {entry.unit} away: only what was granted is taken "
+            "back; `receiver ledger adjust` gives it again"
+        )
+    left = ledger.left(tx, entry)
+    if left < (amount or 1):
+        raise Declined(f"{left} {entry.unit} are left of {target}: nothing was taken back")
+    key = _free_reversal(tx, target)
+    released = parked.on(tx, Fact("entry", key.source, key.account, key.subject, key.operation))
+    try:
+        effects.reverse(tx, key, target, amount, None)
+    except (Quarantine, Park) as error:
+        raise Declined(str(error)) from error
+    made = _entry(tx, key)
+    _write_down(tx, by, "ledger revert", f"{target}", entry=f"{key}", amount=made.amount)
+    return Entered(made, True, released)
+
+
+def _free_reversal(tx: Tx, target: Key) -> Key:
+    """A key for one more reversal by hand; no rule can be named so, as none has a colon."""
+    number = 1
+    while True:
+        nth = "" if number == 1 else f"-{number}"
+        key = Key(target.source, target.account, target.subject, f"revert{nth}:{target.operation}")
+        if operations.find(tx, key) is None:
+            return key
+        number += 1
+
+
+def _entry(tx: Tx, key: Key) -> ledger.Entry:
+    entry = ledger.find(tx, key)
+    assert entry is not None, "an amount that is claimed is in the ledger"
+    return entry
+
+
+def _refuse(key: Key, error: Refused) -> NoReturn:
+    raise Declined(f"{key}: {error}") from error
+
+
+def _check_name(what: str, text: str) -> None:
+    try:
+        effects.check_name(what, text)
+    except ValueError as error:
+        raise Declined(str(error)) from error
+
+
+def _write_down(tx: Tx, by: By, action: str, target: str, **detail: object) -> None:
+    audit.add(tx, by.actor, action, target, by.reason, json.dumps(detail))

@@ -1,0 +1,148 @@
+"""What a stored thing is called, and how it looks as JSON, wherever it is listed."""
+
+import json
+import shlex
+
+from receiver.console import rfc3339
+from store import inbox
+from store.conflicts import Conflict
+from store.database import Snapshot
+from store.inbox import Row
+from store.ledger import Entry
+from store.links import Link
+from store.operations import Key
+from store.parked import Fact
+from store.records import Record
+
+
+def name_of(row: Row) -> str:
+    """`source/account/id`, or `source/id` where the account is empty."""
+    return "/".join(filter(None, (row.source, row.account, row.event_id)))
+
+
+def full_name(row: Row) -> str:
+    """The same, with a place for an empty account too: it names this event and no other."""
+    return f"{row.source}/{row.account}/{row.event_id}"
+
+
+def times(count: int) -> str:
+    """How often, in words."""
+    return "once" if count == 1 else f"{count} times"
+
+
+def handle(snapshot: Snapshot, row: Row) -> str:
+    """The shortest name by which a command finds the event, quoted for a shell."""
+    for name in (row.event_id, full_name(row)):
+        if [found.id for found in inbox.named(snapshot, name, 2)] == [row.id]:
+            return shlex.quote(name)
+    return str(row.id)
+
+
+def event(row: Row) -> dict[str, object]:
+    """An event; `source` is its identity, `endpoint` the source that it came in by."""
+    return {
+        "row": row.id,
+        "source": row.source,
+        "endpoint": row.endpoint,
+        "account": row.account,
+        "id": row.event_id,
+        "type": row.type,
+        "state": row.state,
+        "reason": row.reason,
+        "duplicates": row.duplicates,
+        "attempts": row.attempts,
+        "received_at": rfc3339(row.received_ms),
+        "settled_at": rfc3339(row.settled_ms),
+        "next_attempt_at": rfc3339(row.next_attempt_ms),
+        "last_error": row.last_error,
+    }
+
+
+def fact(waited_for: Fact) -> dict[str, object]:
+    """What a parked event waits for."""
+    about: dict[str, object] = {
+        "for": waited_for.kind,
+        "source": waited_for.source,
+        "account": waited_for.account,
+    }
+    if waited_for.kind == "link":
+        about["customer"] = waited_for.key
+    if waited_for.kind == "entry":
+        about |= {"subject": waited_for.key, "operation": waited_for.operation}
+    return about
+
+
+def fact_words(waited_for: Fact) -> str:
+    """The same as part of a sentence."""
+    match waited_for.kind:
+        case "link":
+            account = f" of account {waited_for.account}" if waited_for.account else ""
+            return f"the link of customer {waited_for.key}{account}"
+        case "entry":
+            return f"the ledger entry {entry_key(waited_for)}"
+    return "you to say whose it is"
+
+
+def entry_key(waited_for: Fact) -> Key:
+    """The business key of the entry that is waited for."""
+    return Key(waited_for.source, waited_for.account, waited_for.key, waited_for.operation)
+
+
+def conflict(one: Conflict, row: Row) -> dict[str, object]:
+    """A conflict, without its content."""
+    return {
+        "conflict": one.id,
+        "source": row.source,
+        "endpoint": row.endpoint,
+        "account": row.account,
+        "id": row.event_id,
+        "type": row.type,
+        "received_at": rfc3339(one.received_ms),
+        "deliveries": one.deliveries,
+        "request_id": one.request_id,
+        "resolved_at": rfc3339(one.resolved_ms),
+    }
+
+
+def link(one: Link) -> dict[str, object]:
+    """A link."""
+    source, account, customer, workspace, created_ms = one
+    return {
+        "source": source,
+        "account": account,
+        "customer": customer,
+        "workspace": workspace,
+        "created_at": rfc3339(created_ms),
+    }
+
+
+def key(business_key: Key) -> dict[str, object]:
+    """The four parts of a business key."""
+    return {
+        "source": business_key.source,
+        "account": business_key.account,
+        "subject": business_key.subject,
+        "operation": business_key.operation,
+    }
+
+
+def entry(one: Entry) -> dict[str, object]:
+    """A ledger entry; the target is what a reversal takes back."""
+    return key(one.key) | {
+        "workspace": one.workspace,
+        "unit": one.unit,
+        "amount": one.amount,
+        "target_subject": one.target_subject,
+        "target_operation": one.target_operation,
+        "created_at": rfc3339(one.created_ms),
+    }
+
+
+def record(one: Record) -> dict[str, object]:
+    """A record, its data decoded."""
+    return key(one.key) | {
+        "kind": one.kind,
+        "workspace": one.workspace,
+        "data": json.loads(one.data),
+        "created_at": rfc3339(one.created_ms),
+    }

@@ -1,0 +1,185 @@
+"""What a source demands, where it is reached and what came last, for the operator to read."""
+
+import tomllib
+from pathlib import Path
+
+import msgspec
+
+from receiver import console
+from receiver.config import Rule, Settings, Source, build
+from receiver.presets import Part, Scheme
+from receiver.verify import Secret
+from store import inbox, rejections
+from store.database import Snapshot
+from store.rejections import Rejection
+
+HEADINGS = ("source", "scheme", "mode", "url", "last event", "last rejection")
+NO_URL = "set public_url"
+
+
+class Last(msgspec.Struct, frozen=True):
+    """The newest event, in UTC milliseconds, and the newest refusal."""
+
+    event_ms: int | None = None
+    rejection: Rejection | None = None
+
+
+def last(snapshot: Snapshot, source: str) -> Last:
+    return Last(inbox.latest(snapshot, source), rejections.latest(snapshot, source))
+
+
+def with_secrets(source: Source, path: Path) -> Source:
+    """The source with its own secrets, which are all that it takes to sign or to verify.
+
+    `path` is the configuration's, which must be valid. Raises ConfigError.
+    """
+    with path.open("rb") as file:
+        document = tomllib.load(file)
+    alone: dict[str, object] = {"sources": {source.name: document["sources"][source.name]}}
+    shared = {key: document[key] for key in ("env_file", "public_url") if key in document}
+    return build(alone | shared, path.absolute()).sources[source.name]
+
+
+def url_of(source: Source) -> str | None:
+    """The URL to enter at the sender; None without a public_url."""
+    return None if source.public_url is None else f"{source.public_url}/webhooks/{source.name}"
+
+
+def rules_of(settings: Settings, source: str) -> list[Rule]:
+    return [rule for rule in settings.rules if source in rule.sources]
+
+
+def effect_of(rule: Rule) -> str:
+    return type(rule.effect).__name__.lower()
+
+
+def tolerance_of(source: Source) -> float | None:
+    """Seconds that a delivery may be old; None where the sender signs no time."""
+    schemes = source.contract.preset.schemes
+    own = next((one.tolerance_s for one in schemes if one.tolerance_s is not None), None)
+    return (
+        own if own is None or source.contract.tolerance_s is None else source.contract.tolerance_s
+    )
+
+
+def signed_by(scheme: Scheme) -> str:
+    """How a scheme signs, as in `sha256 over {ts}.{body}, hex in header:Stripe-Signature`."""
+    if scheme.algo == "none":
+        return "not signed"
+    where = "" if scheme.sig is None else f" in {scheme.sig.text}"
+    if scheme.algo in ("token", "basic"):
+        return f"{scheme.algo}{where}"
+    return f"{scheme.algo} over {''.join(map(_shown, scheme.signed))}, {scheme.enc}{where}"
+
+
+def described(settings: Settings, source: Source, recent: Last) -> dict[str, object]:
+    """What `--json` prints; secrets only by reference."""
+    contract, refused = source.contract, recent.rejection
+    return {
+        "source": source.name,
+        "identity": contract.identity,
+        "scheme": source.scheme,
+        "url": url_of(source),
+        "mode": source.mode,
+        "livemode": contract.livemode,
+        "account": contract.account,
+        "tolerance_s": tolerance_of(source),
+        "volatile": list(contract.volatile),
+        "gzip": source.body_gzip,
+        "allow_ips": [str(network) for network in source.allow_ips],
+        "signatures": [signed_by(scheme) for scheme in contract.preset.schemes],
+        "secrets": [_described_secret(secret) for secret in contract.secrets],
+        "rules": [
+            {"operation": rule.operation, "on": list(rule.on), "effect": effect_of(rule)}
+            for rule in rules_of(settings, source.name)
+        ],
+        "last_event_at": console.rfc3339(recent.event_ms),
+        "last_rejection": None if refused is None else _described_rejection(refused),
+    }
+
+
+def row(source: Source, recent: Last, now_ms: int) -> list[console.Cell]:
+    """What a line of the list shows, under HEADINGS."""
+    return [
+        source.name,
+        source.scheme,
+        _mode(source),
+        url_of(source) or NO_URL,
+        console.moment(recent.event_ms, now_ms),
+        _rejection(recent.rejection, now_ms),
+    ]
+
+
+def fields(
+    settings: Settings, source: Source, recent: Last, now_ms: int
+) -> list[tuple[str, console.Cell]]:
+    """The whole contract, name by name, for people."""
+    contract = source.contract
+    tolerance = tolerance_of(source)
+    return [
+        ("source", source.name),
+        ("url", url_of(source) or f"<public_url>/webhooks/{source.name} ({NO_URL})"),
+        ("scheme", source.scheme),
+        *(("signature", signed_by(scheme)) for scheme in contract.preset.schemes),
+        ("tolerance", None if tolerance is None else f"{tolerance:g} s, in both directions"),
+        *(("secret", _secret(secret)) for secret in contract.secrets),
+        ("identity", contract.identity),
+        ("account", contract.account),
+        ("mode", _mode(source)),
+        ("volatile", ", ".join(contract.volatile) or None),
+        ("gzip", "accepted" if source.body_gzip else None),
+        ("allowed", ", ".join(map(str, source.allow_ips)) or None),
+        *(("rule", _rule(rule)) for rule in rules_of(settings, source.name)),
+        ("last event", console.moment(recent.event_ms, now_ms)),
+        ("last rejection", _rejection(recent.rejection, now_ms)),
+    ]
+
+
+def _described_secret(secret: Secret) -> dict[str, object]:
+    return {
+        "secret": secret.reference,
+        "account": secret.account,
+        "livemode": secret.livemode,
+        "name": secret.name,
+    }
+
+
+def _described_rejection(refused: Rejection) -> dict[str, object]:
+    return {
+        "at": console.rfc3339(refused.last_ms),
+        "reason": refused.reason,
+        "detail": refused.detail,
+        "count": refused.count,
+        "request_id": refused.request_id,
+    }
+
+
+def _rule(rule: Rule) -> str:
+    return f"{rule.operation}: {effect_of(rule)} on {', '.join(rule.on)}"
+
+
+def _mode(source: Source) -> str:
+    word = _MODES[source.contract.livemode]
+    return source.mode if word is None else f"{source.mode}, {word}"
+
+
+def _secret(secret: Secret) -> str:
+    bound = (secret.name, secret.account, _MODES[secret.livemode])
+    limits = ", ".join(one for one in bound if one is not None)
+    return f"{secret.reference} ({limits})" if limits else secret.reference
+
+
+def _rejection(refused: Rejection | None, now_ms: int) -> str:
+    if refused is None:
+        return "-"
+    when = console.moment(refused.last_ms, now_ms)
+    return f"{when}: {refused.reason} ({refused.count} in all): {refused.detail}"
+
+
+def _shown(part: Part) -> str:
+    if part.kind == "text":
+        return part.text.decode(errors="replace")
+    return f"{{{part.kind if part.at is None else part.at.text}}}"
+
+
+_MODES = {True: "live", False: "test", None: None}

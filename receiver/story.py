@@ -1,0 +1,259 @@
+"""Tells what happened to one event: everything the file knows of it, in order of time."""
+
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from receiver import rules, shown
+from receiver.config import Link, Settings
+from receiver.console import rfc3339
+from receiver.process import NotReplayable, stored_event
+from receiver.select import Unjudgeable
+from receiver.verify import Event
+from store import (
+    attempts,
+    audit,
+    conflicts,
+    inbox,
+    ledger,
+    links,
+    operations,
+    parked,
+    records,
+)
+from store.database import Snapshot
+from store.inbox import Row
+from store.operations import Claim, Key
+
+#: Of each kind of thing, how many are told.
+TOLD_MAX = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """One thing that happened; `facts` say it for programs, as `words` do for people."""
+
+    at_ms: int
+    what: str
+    words: str
+    facts: dict[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """What happened to an event; `waits_for` and `next_steps` are for one that is unfinished."""
+
+    row: Row
+    name: str
+    moments: tuple[Moment, ...]
+    waits_for: parked.Fact | None
+    next_steps: tuple[str, ...]
+
+
+def tell(snapshot: Snapshot, settings: Settings, row: Row) -> Story:
+    """The whole story of a stored event."""
+    name = shown.handle(snapshot, row)
+    waits_for = parked.of_event(snapshot, row.id)
+    moments = [
+        _receipt(row),
+        *_conflicts(snapshot, row),
+        *_twins(snapshot, row),
+        *_acts(snapshot, row),
+        *_attempts(snapshot, row),
+        *_changes(snapshot, settings, row),
+        *_end(row),
+    ]
+    moments.sort(key=lambda moment: moment.at_ms)
+    steps = tuple(_next_steps(snapshot, row, name, waits_for))
+    return Story(row, name, tuple(moments), waits_for, steps)
+
+
+def as_object(told: Story) -> dict[str, object]:
+    """The story for JSON: the event's fields, and `story` in order of time."""
+    moments = [
+        {"at": rfc3339(one.at_ms), "what": one.what, "words": one.words, **one.facts}
+        for one in told.moments
+    ]
+    return shown.event(told.row) | {
+        "workspace": told.row.workspace,
+        "claimed_account": told.row.claimed_account,
+        "request_id": told.row.request_id,
+        "waits_for": None if told.waits_for is None else shown.fact(told.waits_for),
+        "story": moments,
+        "next": list(told.next_steps),
+    }
+
+
+def _receipt(row: Row) -> Moment:
+    proof = f"signed with {row.secret}" if row.secret else "not signed"
+    return Moment(
+        row.received_ms,
+        "received",
+        f"by source {row.endpoint}, {proof}, request {row.request_id}",
+        {"endpoint": row.endpoint, "secret": row.secret, "request_id": row.request_id},
+    )
+
+
+def _end(row: Row) -> Iterator[Moment]:
+    if row.settled_ms is not None:
+        yield Moment(row.settled_ms, row.state, row.reason or "nothing is left to do")
+
+
+def _attempts(snapshot: Snapshot, row: Row) -> Iterator[Moment]:
+    for one in attempts.of_event(snapshot, row.id)[-TOLD_MAX:]:
+        outcome = one.outcome or "is running"
+        error = f": {one.error}" if one.error else ""
+        yield Moment(
+            one.started_ms,
+            "attempt",
+            f"number {one.attempt} {outcome}{error}",
+            {"attempt": one.attempt, "outcome": one.outcome, "error": one.error},
+        )
+
+
+# What it changed, and what others had changed before it
+
+
+def _changes(snapshot: Snapshot, settings: Settings, row: Row) -> Iterator[Moment]:
+    made = operations.of_event(snapshot, row.id)[:TOLD_MAX]
+    for key, claim, at_ms in made:
+        facts = shown.key(key) | {"kind": claim.kind, "by": "this event"}
+        yield Moment(at_ms, "operation", f"{_claimed(claim)} by {key}", facts)
+        yield from _amounts(snapshot, key)
+    own = {key for key, _, _ in made}
+    event = _again(snapshot, settings, row)
+    if event is None or event.defect is not None or event.test:
+        return
+    for key in _keys(settings, event):
+        if key not in own:
+            yield from _done_before(snapshot, key)
+    yield from _links(snapshot, settings, event)
+
+
+def _done_before(snapshot: Snapshot, key: Key) -> Iterator[Moment]:
+    claim, holder = operations.find(snapshot, key), operations.holder(snapshot, key)
+    if claim is None or holder is None:
+        return
+    event, at_ms = holder
+    by = "the app or by hand"
+    if event is not None:
+        other = inbox.by_row(snapshot, event)
+        by = f"event {event}" if other is None else f"event {shown.handle(snapshot, other)}"
+    facts = shown.key(key) | {"kind": claim.kind, "by": by}
+    yield Moment(at_ms, "operation", f"{_claimed(claim)} by {key}: done once, by {by}", facts)
+    yield from _amounts(snapshot, key)
+
+
+def _claimed(claim: Claim) -> str:
+    whom = f" for workspace {claim.workspace}" if claim.workspace else ""
+    return f"{claim.kind}{whom}"
+
+
+def _amounts(snapshot: Snapshot, key: Key) -> Iterator[Moment]:
+    entry, record = ledger.find(snapshot, key), records.find(snapshot, key)
+    if entry is not None:
+        words = f"{entry.amount:+} {entry.unit} for workspace {entry.workspace}"
+        yield Moment(entry.created_ms, "ledger", words, shown.entry(entry))
+    for one in ledger.reversals(snapshot, key)[:TOLD_MAX]:
+        words = f"{one.amount:+} {one.unit} for workspace {one.workspace}, taken back by {one.key}"
+        yield Moment(one.created_ms, "ledger", words, shown.entry(one))
+    if record is not None:
+        words = f"{record.kind}: {record.data:.200}"
+        yield Moment(record.created_ms, "record", words, shown.record(record))
+
+
+def _keys(settings: Settings, event: Event) -> Iterator[Key]:
+    """The business keys that the event asks for by the rules as they are now."""
+    scope = rules.scope_of(event)
+    for rule in settings.rules_for(event.source, event.type):
+        try:
+            if isinstance(rule.effect, Link) or not (rule.when is None or rule.when.holds(scope)):
+                continue
+            subject = rules.subject_of(rule, event, scope)
+        except Unjudgeable:
+            continue
+        yield Key(event.identity, event.account, subject, rule.operation)
+
+
+def _links(snapshot: Snapshot, settings: Settings, event: Event) -> Iterator[Moment]:
+    """The links that the event's rules ask for, as they are now."""
+    scope = rules.scope_of(event)
+    for rule in settings.rules_for(event.source, event.type):
+        try:
+            customer = rule.effect.customer.value(scope) if isinstance(rule.effect, Link) else None
+        except Unjudgeable:
+            continue
+        for one in links.listed(snapshot, source=event.identity, customer=str(customer)):
+            if one[1] == event.account:
+                words = f"customer {one[2]} is linked to workspace {one[3]}"
+                yield Moment(one[4], "link", words, shown.link(one))
+
+
+def _again(snapshot: Snapshot, settings: Settings, row: Row) -> Event | None:
+    try:
+        return stored_event(snapshot, settings, row)
+    except NotReplayable:
+        return None
+
+
+# What else came, and what was done by hand
+
+
+def _conflicts(snapshot: Snapshot, row: Row) -> Iterator[Moment]:
+    for one in conflicts.of_event(snapshot, row.id):
+        often = shown.times(one.deliveries)
+        closed = "" if one.resolved_ms is None else " (resolved)"
+        yield Moment(
+            one.received_ms,
+            "conflict",
+            f"other content came under this id, {often}: conflict {one.id}{closed}",
+            {"conflict": one.id, "deliveries": one.deliveries, "request_id": one.request_id},
+        )
+
+
+def _twins(snapshot: Snapshot, row: Row) -> Iterator[Moment]:
+    if row.id_signed:
+        return
+    for other in inbox.twins(snapshot, row):
+        name = shown.name_of(other)
+        words = f"the same body came as {name}; who sent the id can't be proved"
+        yield Moment(other.received_ms, "same body", words, {"event": name, "row": other.id})
+
+
+def _acts(snapshot: Snapshot, row: Row) -> Iterator[Moment]:
+    for act in audit.of_target(snapshot, f"event {row.id}")[-TOLD_MAX:]:
+        why = f": {act.reason}" if act.reason else ""
+        facts: dict[str, object] = {"action": act.action, "actor": act.actor, "reason": act.reason}
+        yield Moment(act.at_ms, "by hand", f"{act.action} by {act.actor}{why}", facts)
+
+
+# What to do about it
+
+
+def _next_steps(
+    snapshot: Snapshot, row: Row, name: str, waits_for: parked.Fact | None
+) -> Iterator[str]:
+    if waits_for is not None:
+        yield from waiting_steps(waits_for, name)
+    elif row.state == "quarantined":
+        yield f"correct the rule or the data, then `receiver replay {name}`"
+    elif row.state in ("pending", "dead") and row.next_attempt_ms is None:
+        yield f"when the cause is gone: `receiver replay {name}`"
+    if row.state in ("parked", "quarantined", "dead"):
+        yield f"if it needs nothing more: `receiver events resolve {name} --reason TEXT`"
+    for one in conflicts.of_event(snapshot, row.id):
+        if one.resolved_ms is None:
+            yield f"`receiver conflicts show {one.id}` shows what differs"
+
+
+def waiting_steps(fact: parked.Fact, name: str) -> Iterator[str]:
+    """What brings a parked event, called `name`, the fact that it waits for."""
+    match fact.kind:
+        case "link":
+            account = f" --account {shlex.quote(fact.account)}" if fact.account else ""
+            words = f"{shlex.quote(fact.source)} {shlex.quote(fact.key)} WORKSPACE{account}"
+            yield f"`receiver links add {words}`"
+        case "entry":
+            yield f"it is applied when {shown.entry_key(fact)} is granted"
+    if fact.kind != "entry":
+        yield f"for this one event only: `receiver parked attribute {name} --workspace WORKSPACE`"

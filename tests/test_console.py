@@ -1,0 +1,216 @@
+"""Output: tables that fit, times with their age, nothing that could steer the terminal."""
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from receiver import console
+from tests.conftest import NOW_MS
+
+ROOT = Path(__file__).parents[1]
+PATIENCE_S = 30
+
+
+@pytest.fixture
+def _kathmandu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A local time that is not UTC, nor whole hours from it."""
+    monkeypatch.setenv("TZ", "NPT-5:45")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+def on_terminal(program: str, columns: int = 40, **environment: str) -> str:
+    """What a program writes to a terminal of that width."""
+    ours, theirs = pty.openpty()
+    clean = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"from receiver import console\n{program}"],
+        stdout=theirs,
+        cwd=ROOT,
+        env=clean | {"COLUMNS": str(columns)} | environment,
+    )
+    os.close(theirs)
+    written = b""
+    try:
+        while read := os.read(ours, 4096):
+            written += read
+    except OSError:
+        # The other end is closed.
+        pass
+    finally:
+        os.close(ours)
+    assert process.wait(timeout=PATIENCE_S) == 0
+    return written.decode().replace("\r\n", "\n")
+
+
+def without_colours(text: str) -> str:
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
+
+
+# Tables
+
+
+def test_a_table_fits_the_terminal_and_shows_what_was_cut() -> None:
+    table = "console.print_table(['id', 'why'], [['evt_1', 'x' * 200], ['evt_2', 'short']])"
+
+    lines = without_colours(on_terminal(table)).splitlines()
+
+    assert [len(line) for line in lines] == [10, 40, 12]
+    assert lines[1].endswith("x…")
+
+
+def test_wide_characters_count_twice() -> None:
+    table = "console.print_table(['id', 'why'], [['語' * 30, 'ok']])"
+
+    line = without_colours(on_terminal(table)).splitlines()[1]
+
+    assert line.count("語") * 2 + len("…") + 2 + len("ok") <= 40
+    assert line.count("語") > 15
+
+
+def test_a_table_that_is_piped_is_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    console.print_table(["id", "why"], [["evt_1", "x" * 500]])
+
+    assert "x" * 500 in capsys.readouterr().out
+
+
+def test_nothing_stands_as_a_dash(capsys: pytest.CaptureFixture[str]) -> None:
+    console.print_table(["a", "b"], [[None, 0]])
+
+    assert capsys.readouterr().out == "a  b\n-  0\n"
+
+
+def test_a_table_without_rows_has_its_headings(capsys: pytest.CaptureFixture[str]) -> None:
+    console.print_table(["a", "b"], [])
+
+    assert capsys.readouterr().out == "a  b\n"
+
+
+@pytest.mark.parametrize("room", [0, 10, 30, 79])
+def test_widths_never_go_below_the_least(room: int) -> None:
+    fitted = console.fit([3, 50, 20], room)
+
+    assert fitted[0] == 3
+    assert min(fitted[1:]) >= console.CELL_MIN
+    if room >= 20:
+        assert sum(fitted) + 4 <= max(room, 3 + 2 * console.CELL_MIN + 4)
+
+
+# Colours
+
+
+def test_colours_are_for_terminals(capsys: pytest.CaptureFixture[str]) -> None:
+    program = "console.print_table(['state'], [[console.state('done')]])"
+
+    console.print_table(["state"], [[console.state("done")]])
+
+    assert "\x1b[32mdone" in on_terminal(program)
+    assert capsys.readouterr().out == "state\ndone\n"
+
+
+def test_no_color_is_honoured() -> None:
+    assert "\x1b" not in on_terminal("console.say('fine', 'green')", NO_COLOR="1")
+    assert "\x1b" in on_terminal("console.say('fine', 'green')", NO_COLOR="")
+
+
+# Text of strangers
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain é 語", "plain é 語"),
+        ("\x1b[2J", "\\x1b[2J"),
+        ("a\nb\tc\r", "a\\nb\\tc\\r"),
+        ("\x9b31m", "\\x9b31m"),
+        ("\u202egnp", "\\u202egnp"),
+        ("\ud800", "\\ud800"),
+        ("\U000e0041", "\\U000e0041"),
+    ],
+    ids=ascii,
+)
+def test_what_does_not_print_is_escaped(text: str, shown: str) -> None:
+    assert console.escape(text) == shown
+
+
+def test_stored_text_reaches_no_line_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    hostile = "\x1b[2J\nroot"
+
+    console.say(hostile)
+    console.warn(hostile)
+    console.hint(hostile)
+    console.print_table(["a"], [[hostile]])
+    console.print_fields([("a", hostile), ("b", None)])
+    console.print_json({"a": hostile, "b": "\u202e\x9b"})
+
+    written = capsys.readouterr()
+    assert "\x1b" not in written.out + written.err
+    assert len(written.out.splitlines()) == 6
+    assert written.out.isascii()
+    assert json.loads(written.out.splitlines()[-1]) == {"a": hostile, "b": "\u202e\x9b"}
+
+
+# Times
+
+
+@pytest.mark.usefixtures("_kathmandu")
+@pytest.mark.parametrize(
+    ("passed_ms", "shown"),
+    [
+        (0, "2027-01-15 13:45:00, 0 s ago"),
+        (59_999, "2027-01-15 13:44:00, 59 s ago"),
+        (240_000, "2027-01-15 13:41:00, 4 min ago"),
+        (7_200_000, "2027-01-15 11:45:00, 2 h ago"),
+        (47 * 3_600_000, "2027-01-13 14:45:00, 47 h ago"),
+        (48 * 3_600_000, "2027-01-13 13:45:00, 2 days ago"),
+        (-90_000, "2027-01-15 13:46:30, in 1 min"),
+    ],
+)
+def test_a_moment_is_local_and_has_its_age(passed_ms: int, shown: str) -> None:
+    assert console.moment(NOW_MS - passed_ms, NOW_MS) == shown
+
+
+@pytest.mark.parametrize("at_ms", [10**17, -(10**17), 253_402_300_799_999, -62_135_596_800_000])
+def test_a_moment_that_no_calendar_has_is_still_shown(at_ms: int) -> None:
+    assert console.moment(at_ms, NOW_MS)
+
+
+def test_json_times_are_rfc_3339_with_milliseconds() -> None:
+    assert console.rfc3339(NOW_MS + 7) == "2027-01-15T08:00:00.007Z"
+    assert console.rfc3339(None) is None
+
+
+@pytest.mark.usefixtures("_kathmandu")
+@pytest.mark.parametrize(
+    ("text", "at_ms"),
+    [
+        ("1800000000", NOW_MS),
+        ("1800000000.25", NOW_MS + 250),
+        ("2027-01-15T08:00:00Z", NOW_MS),
+        ("2027-01-15T08:00:00.5+00:00", NOW_MS + 500),
+        ("2027-01-15 03:00:00-05:00", NOW_MS),
+        ("2027-01-15T13:45:00", NOW_MS),
+        ("90s", NOW_MS - 90_000),
+        ("30m", NOW_MS - 1_800_000),
+        ("2h", NOW_MS - 7_200_000),
+        ("7d", NOW_MS - 604_800_000),
+    ],
+)
+def test_times_are_read_in_every_form_that_is_promised(text: str, at_ms: int) -> None:
+    assert console.parse_time(text, NOW_MS) == at_ms
+
+
+@pytest.mark.parametrize("text", ["", "yesterday", "2027-13-01T00:00:00Z", "-5", "1e9", "5w", "٣m"])
+def test_what_is_no_time_is_refused_in_words(text: str) -> None:
+    with pytest.raises(ValueError, match="write 2026-11-30T14:03:11Z"):
+        console.parse_time(text, NOW_MS)
