@@ -230,7 +230,7 @@ def grant(tx: Tx, key: Key, workspace: str, unit: str, amount: int, by: By) -> E
     """
     for what, text in (("subject", key.subject), ("workspace", workspace), ("unit", unit)):
         _check_name(what, text)
-    released = parked.on(tx, Fact("entry", key.source, key.account, key.subject, key.operation))
+    released = parked.on(tx, Fact("entry", *key))
     try:
         new = effects.grant(tx, key, workspace, unit, amount, None)
     except Quarantine as error:
@@ -285,7 +285,7 @@ def revert(tx: Tx, target: Key, amount: int | None, by: By) -> Entered:
     if left < (amount or 1):
         raise Declined(f"{left} {entry.unit} are left of {target}: nothing was taken back")
     key = _free_reversal(tx, target)
-    released = parked.on(tx, Fact("entry", key.source, key.account, key.subject, key.operation))
+    released = parked.on(tx, Fact("entry", *key))
     try:
         effects.reverse(tx, key, target, amount, None)
     except (Quarantine, Park) as error:

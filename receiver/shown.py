@@ -118,12 +118,7 @@ def link(one: Link) -> dict[str, object]:
 
 def key(business_key: Key) -> dict[str, object]:
     """The four parts of a business key."""
-    return {
-        "source": business_key.source,
-        "account": business_key.account,
-        "subject": business_key.subject,
-        "operation": business_key.operation,
-    }
+    return business_key._asdict()
 
 
 def entry(one: Entry) -> dict[str, object]:

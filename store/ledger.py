@@ -36,18 +36,7 @@ def enter(
     The key must be claimed for just this, or not at all (then the file claims it). Raises
     Refused where the file's own rules say no.
     """
-    values = (
-        key.source,
-        key.account,
-        key.subject,
-        key.operation,
-        workspace,
-        unit,
-        amount,
-        tx.now_ms,
-        None if target is None else target.subject,
-        None if target is None else target.operation,
-    )
+    takes_back = (None, None) if target is None else (target.subject, target.operation)
     try:
         tx.db.execute(
             """
@@ -56,7 +45,7 @@ def enter(
               target_subject, target_operation)
             values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
             """,
-            values,
+            (*key, workspace, unit, amount, tx.now_ms, *takes_back),
         )
     except apsw.ConstraintError as error:
         raise Refused(str(error).removeprefix("receiver: ")) from error
@@ -69,7 +58,7 @@ def find(snapshot: Snapshot, key: Key) -> Entry | None:
         select {_COLUMNS} from receiver_ledger
         where source = ? and account = ? and subject = ? and operation = ?
         """,  # noqa: S608  constant columns
-        (key.source, key.account, key.subject, key.operation),
+        key,
     ).fetchone()
     return None if values is None else _entry(values)
 
@@ -81,7 +70,7 @@ def left(snapshot: Snapshot, entry: Entry) -> int:
         select coalesce(sum(amount), 0) from receiver_ledger
         where source = ? and account = ? and target_subject = ? and target_operation = ?
         """,
-        (entry.key.source, entry.key.account, entry.key.subject, entry.key.operation),
+        entry.key,
     ).get
     assert isinstance(reversed_, int), "a sum of integers, 0 for none"
     return entry.amount + reversed_
@@ -151,7 +140,7 @@ def reversals(snapshot: Snapshot, key: Key) -> list[Entry]:
             where source = ? and account = ? and target_subject = ? and target_operation = ?
             order by created_ms, subject, operation
             """,  # noqa: S608  constant columns
-            (key.source, key.account, key.subject, key.operation),
+            key,
         )
     ]
 

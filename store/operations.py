@@ -1,13 +1,15 @@
 """Claims: which business change was made for which subject, once and for ever."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from store.database import Snapshot, Tx
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
-    """The business key. `source` is the identity; `account` may be ''."""
+class Key(NamedTuple):
+    """The business key. `source` is the identity; `account` may be ''.
+
+    In the order of every table's primary key, so that a statement binds it as it is.
+    """
 
     source: str
     account: str
@@ -15,11 +17,10 @@ class Key:
     operation: str
 
     def __str__(self) -> str:
-        return "/".join(filter(None, (self.source, self.account, self.subject, self.operation)))
+        return "/".join(filter(None, self))
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(NamedTuple):
     """What an operation did; `amount` in `unit`, negative for what takes away."""
 
     kind: str
@@ -40,20 +41,7 @@ def claim(tx: Tx, key: Key, what: Claim, event: int | None) -> bool:
         values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
         on conflict (source, account, subject, operation) do nothing
         """,
-        (
-            key.source,
-            key.account,
-            key.subject,
-            key.operation,
-            what.kind,
-            what.workspace,
-            what.unit,
-            what.amount,
-            what.target_subject,
-            what.target_operation,
-            event,
-            tx.now_ms,
-        ),
+        (*key, *what, event, tx.now_ms),
     )
     return tx.db.changes() == 1
 
@@ -66,7 +54,7 @@ def find(snapshot: Snapshot, key: Key) -> Claim | None:
         from receiver_operations
         where source = ? and account = ? and subject = ? and operation = ?
         """,
-        (key.source, key.account, key.subject, key.operation),
+        key,
     ).fetchone()
     return None if values is None else Claim(*values)
 
@@ -78,7 +66,7 @@ def holder(snapshot: Snapshot, key: Key) -> tuple[int | None, int] | None:
         select event, created_ms from receiver_operations
         where source = ? and account = ? and subject = ? and operation = ?
         """,
-        (key.source, key.account, key.subject, key.operation),
+        key,
     ).fetchone()
     return None if values is None else (values[0], values[1])
 

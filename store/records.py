@@ -25,7 +25,7 @@ def insert(tx: Tx, key: Key, kind: str, workspace: str | None, data: str) -> Non
           source, account, subject, operation, kind, workspace, data, created_ms)
         values (?, ?, ?, ?, ?, ?, ?, ?)
         """,
-        (key.source, key.account, key.subject, key.operation, kind, workspace, data, tx.now_ms),
+        (*key, kind, workspace, data, tx.now_ms),
     )
 
 
@@ -37,7 +37,7 @@ def find(snapshot: Snapshot, key: Key) -> Record | None:
         from receiver_records
         where source = ? and account = ? and subject = ? and operation = ?
         """,
-        (key.source, key.account, key.subject, key.operation),
+        key,
     ).fetchone()
     return None if values is None else Record(Key(*values[:4]), *values[4:])
 
