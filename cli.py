@@ -670,20 +670,10 @@ def name_of(file: BinaryIO) -> str:
 # Events and what follows
 
 
-def _since(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
-    from receiver.since import parse
-
-    try:
-        return None if value is None else parse(value, now_ms())
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from error
-
-
 since_option = click.option(
     "--since",
     "since_ms",
-    metavar="TIME",
-    callback=_since,
+    type=Time(),
     help="Only what is newer: 2h, 3d, a date, or RFC 3339.",
 )
 state_option = click.option(

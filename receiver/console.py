@@ -18,8 +18,15 @@ CELL_MIN = 6
 #: Characters of one cell that are looked at, before it is cut to the terminal.
 CELL_CHARS_MAX = 2_000
 
-_AGE = re.compile(r"(\d{1,6})([smhd])", re.ASCII)
-_AGE_UNITS_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_AGE = re.compile(r"(\d{1,6}) ?(s|min|m|h|d|w)", re.ASCII)
+_AGE_UNITS_MS = {
+    "s": 1_000,
+    "m": 60_000,
+    "min": 60_000,
+    "h": 3_600_000,
+    "d": 86_400_000,
+    "w": 604_800_000,
+}
 _UNIX = re.compile(r"\d{1,11}(\.\d{1,9})?", re.ASCII)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _AGES = ((86_400, 2, "days"), (3_600, 1, "h"), (60, 1, "min"))
@@ -126,9 +133,9 @@ def rfc3339(at_ms: int | None) -> str | None:
 
 
 def parse_time(text: str, now_ms: int) -> int:
-    """UTC milliseconds of RFC 3339, Unix seconds, or an age such as `90s`, `30m`, `2h`, `7d`.
+    """UTC milliseconds of RFC 3339, a date, Unix seconds, or an age such as `90s`, `2h`, `7d`.
 
-    A time without an offset is local. Raises ValueError in words.
+    What names no offset is local, as listings show it. Raises ValueError in words.
     """
     aged = _AGE.fullmatch(text)
     if aged is not None:
@@ -140,7 +147,7 @@ def parse_time(text: str, now_ms: int) -> int:
         return (when.astimezone(UTC) - _EPOCH) // timedelta(milliseconds=1)
     except (ValueError, OverflowError) as error:
         raise ValueError(
-            f"{text!r} is no time; write 2026-11-30T14:03:11Z, Unix seconds, or an age such as 2h"
+            f"{text!r} is no time: write 2h, 3d, 2026-11-30, 2026-11-30T14:03:11Z or Unix seconds"
         ) from error
 
 

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 
 import pytest
 
-from receiver import since
 from store import inbox
 from tests.command import Command
 from tests.conftest import CONFIG, NOW_MS, World
@@ -91,22 +90,6 @@ def test_a_reason_with_escape_codes_can_not_steer_the_terminal(
 
     assert "expected 'paid'" in out
     assert out.replace("\n", "").isprintable()
-
-
-@pytest.mark.parametrize(
-    ("text", "before_ms"),
-    [
-        ("90s", 90_000),
-        ("5min", 300_000),
-        ("2h", 7_200_000),
-        ("3d", 259_200_000),
-        ("1w", 604_800_000),
-        ("2027-01-15T07:59:59.5Z", 500),
-        ("2027-01-15T09:00:00+01:30", 1_800_000),
-    ],
-)
-def test_a_point_in_time_is_an_age_or_rfc_3339(text: str, before_ms: int) -> None:
-    assert since.parse(text, NOW_MS) == NOW_MS - before_ms
 
 
 @pytest.mark.parametrize("text", ["", "2x", "yesterday", "h", "-2h", "2027-13-01", "9" * 30 + "d"])
