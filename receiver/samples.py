@@ -3,10 +3,10 @@
 import itertools
 import json
 import re
-import shlex
 import uuid
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from shlex import quote
 from typing import Any
 
 import msgspec
@@ -17,9 +17,8 @@ from receiver.presets import Preset
 from receiver.select import Scope, Unjudgeable
 from receiver.verify import sign
 
-#: Characters of a `--set` path, and the longest list that it may make.
+#: Characters of a `--set` path.
 PATH_CHARS_MAX = 500
-LIST_MAX = 100
 
 CUSTOMER = "cus_sample"
 WORKSPACE = "acme"
@@ -157,33 +156,29 @@ def _after_parked(settings: Settings, source: str, rules: Sequence[Rule], sample
     linking = next((rule for rule in settings.rules if _links(rule, source)), None)
     event_type = None if linking is None else _concrete(linking)
     if customer is None:
-        named = f"{_quoted(sample.event_id)} --workspace {WORKSPACE}"
+        named = f"{quote(sample.event_id)} --workspace {WORKSPACE}"
         return f"it names no customer: `receiver parked attribute {named}`"
     if event_type is None:
-        return f"link it: `receiver links add {source} {_quoted(customer)} {WORKSPACE}`"
+        return f"link it: `receiver links add {source} {quote(customer)} {WORKSPACE}`"
     return f"send the link first: {_send(source, event_type, customer=customer)}"
 
 
 def _send(source: str, event_type: str, *, customer: str | None) -> str:
-    option = "" if customer in (None, CUSTOMER) else f" --customer {_quoted(customer or '')}"
+    option = "" if customer in (None, CUSTOMER) else f" --customer {quote(customer or '')}"
     return f"`receiver send {source} {event_type}{option}`"
 
 
 def _send_subject(source: str, granting: Rule, subject: str) -> str:
     event_type = _concrete(granting) or "TYPE"
     path = "_event.id" if granting.subject is None else granting.subject.text
-    option = f"--id {_quoted(subject)}"
+    option = f"--id {quote(subject)}"
     if path != "_event.id":
-        option = f"--set {_quoted(f'{path}={subject}')}"
+        option = f"--set {quote(f'{path}={subject}')}"
     return f"`receiver send {source} {event_type} {option}`"
 
 
 def _show(sample: Sample) -> str:
-    return f"`receiver events show {_quoted(sample.event_id)}`"
-
-
-def _quoted(text: str) -> str:
-    return shlex.quote(text)
+    return f"`receiver events show {quote(sample.event_id)}`"
 
 
 def _granting(settings: Settings, source: str, operation: str) -> Rule | None:
@@ -290,7 +285,7 @@ def _descend(
         if replace or place.get(step) is None:
             place[step] = value
         return place[step]
-    if not isinstance(place, list) or step > min(len(place), LIST_MAX):
+    if not isinstance(place, list) or step > len(place):
         raise ValueError(f"{path}: there is no [{step}] to set")
     if step == len(place):
         place.append(value)

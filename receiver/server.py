@@ -38,8 +38,6 @@ from store.writer import Writer
 DRAIN_S = 2.0
 #: Seconds that the last answers get once everything is written.
 ANSWER_S = 1.0
-#: Seconds between two looks at what is still open.
-DRAIN_LOOK_S = 0.02
 #: Seconds that a readiness check waits for a commit, and that its result is good for.
 READY_WAIT_S = 2.0
 READY_FRESH_S = 1.0

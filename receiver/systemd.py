@@ -1,10 +1,10 @@
 """Speaks to systemd: says how the service is, and takes the sockets it was given."""
 
+import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Callable, MutableMapping
-from typing import Protocol
+from collections.abc import MutableMapping
 
 #: The first descriptor that systemd passes. sd_listen_fds(3)
 FIRST_DESCRIPTOR = 3
@@ -13,12 +13,6 @@ DESCRIPTORS_MAX = 16
 STATUS_CHARS_MAX = 300
 
 Environment = MutableMapping[str, str]
-
-
-class Loop(Protocol):
-    """What the watchdog needs of an event loop."""
-
-    def call_later(self, delay: float, callback: Callable[[], None]) -> object: ...
 
 
 class Notifier:
@@ -34,9 +28,6 @@ class Notifier:
 
     def ready(self, status: str) -> None:
         self._send("READY=1", f"STATUS={_line(status)}")
-
-    def status(self, status: str) -> None:
-        self._send(f"STATUS={_line(status)}")
 
     def reloading(self, monotonic_ns: int) -> None:
         """The configuration is being read again; `ready` ends it."""
@@ -60,7 +51,9 @@ class Notifier:
             channel.sendto("\n".join(lines).encode(), self._address)
 
 
-def start_watchdog(loop: Loop, notifier: Notifier, environment: Environment, pid: int) -> None:
+def start_watchdog(
+    loop: asyncio.AbstractEventLoop, notifier: Notifier, environment: Environment, pid: int
+) -> None:
     """Report twice in each watchdog period, from the event loop: a stuck loop stops it.
 
     Nothing is reported if the period is meant for another process than `pid` or its parent

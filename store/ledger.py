@@ -76,19 +76,6 @@ def left(snapshot: Snapshot, entry: Entry) -> int:
     return entry.amount + reversed_
 
 
-def balances(snapshot: Snapshot, workspace: str | None = None) -> list[tuple[str, str, int]]:
-    """(workspace, unit, balance), of one workspace or of all."""
-    return list(
-        snapshot.db.execute(
-            """
-            select workspace, unit, balance from receiver_balances
-            where ? is null or workspace = ? order by workspace, unit
-            """,
-            (workspace, workspace),
-        )
-    )
-
-
 def balance(snapshot: Snapshot, workspace: str, unit: str) -> int:
     """The workspace's balance in one unit, 0 if it never had any."""
     found = snapshot.db.execute(
