@@ -349,8 +349,8 @@ def serve(config: Path) -> int:
     def ready(_: Listening) -> None:
         # Nobody may be reading any more, and that must not stop the server.
         with contextlib.suppress(OSError):
-            for line in after_start(settings, config):
-                console.hint(line)
+            for words in after_start(settings):
+                next_step(words, config)
 
     try:
         return run(config, ready=ready)
@@ -358,7 +358,7 @@ def serve(config: Path) -> int:
         raise Failure(str(error)) from error
 
 
-def after_start(settings: "Settings", config: Path) -> Iterator[str]:
+def after_start(settings: "Settings") -> Iterator[str]:
     """What to try once the server runs; nothing under systemd, where nobody reads it."""
     from receiver import samples
 
@@ -367,9 +367,9 @@ def after_start(settings: "Settings", config: Path) -> Iterator[str]:
         return
     source, event_type = first
     if settings.sources[source].contract.livemode:
-        yield f"`receiver sources show {source}{again(config)}` has the URL for the sender"
+        yield f"`receiver sources show {source}` has the URL for the sender"
     else:
-        yield f"in another terminal, `receiver send {source} {event_type}{again(config)}`"
+        yield f"in another terminal, `receiver send {source} {event_type}`"
 
 
 @main.command()
@@ -506,8 +506,7 @@ def send(
         console.print_json(described_answer(sample.event_id, answer))
     else:
         console.print_fields([*described_answer(sample.event_id, answer).items()])
-        advice = samples.advice(settings, source, sample, event_type, answer.word)
-        console.hint(with_config(advice, config))
+        next_step(samples.advice(settings, source, sample, event_type, answer.word), config)
     return FINE if answer.status < 300 else FOUND
 
 
@@ -575,15 +574,11 @@ def version(as_json: bool) -> None:
 # What the commands above tell
 
 
-def again(config: Path) -> str:
-    """The option that names the same config in a command to try next, if it is needed."""
+def next_step(words: str, config: Path) -> None:
+    """What to try next; each command in backquotes names the same config, if that is needed."""
     found_without = config in PLACES or "RECEIVER_CONFIG" in os.environ
-    return "" if found_without else f" -c {shlex.quote(str(config))}"
-
-
-def with_config(words: str, config: Path) -> str:
-    """Name the same config in each command that the words hold in backquotes."""
-    return re.sub(r"`(receiver [^`]+)`", lambda found: f"`{found[1]}{again(config)}`", words)
+    option = "" if found_without else f" -c {shlex.quote(str(config))}"
+    console.hint(re.sub(r"`(receiver [^`]+)`", lambda found: f"`{found[1]}{option}`", words))
 
 
 def source_named(settings: "Settings", name: str) -> "Source":
@@ -640,13 +635,9 @@ def described_answer(event_id: str, answer: "Answer") -> dict[str, str | int | N
 
 
 def tell_verdict(judged: "Verdict", as_json: bool) -> None:
-    fields = {
-        "verdict": judged.verdict,
-        "event_id": judged.event_id,
-        "event_type": judged.event_type,
-        "account": judged.account,
-        "reason": judged.reason,
-    }
+    from msgspec.structs import asdict
+
+    fields = asdict(judged)
     if as_json:
         console.print_json(fields)
     else:
@@ -733,11 +724,6 @@ def print_listing(
         console.more(len(found), limit)
     else:
         console.warn("nothing is listed", None)
-
-
-def next_step(words: str, config: Path) -> None:
-    """What to try next, with the same config."""
-    console.hint(with_config(words, config))
 
 
 def say_released(config: Path, settings: "Settings", released: Sequence[int]) -> None:
@@ -1544,7 +1530,7 @@ def balance(
         lambda one: one[:3],
     )
     if found and not as_json:
-        console.hint(with_config("`receiver ledger list` shows what they are made of", config))
+        next_step("`receiver ledger list` shows what they are made of", config)
     wrong = [one for one in found if one[2] != one[3]]
     for of, in_unit, shown, total in wrong:
         console.warn(
