@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import ipaddress
+import itertools
 import json
 import logging
 import re
@@ -116,9 +117,7 @@ class App:
         self.clock = clock
         self.refusals = Refusals(writer)
         self.errors = Errors(clock)
-        # Unique without asking anyone: a random part for the process, and a count.
-        self._prefix = secrets.token_hex(4)
-        self._requests = 0
+        self.request_ids = request_ids()
         deliveries = Deliveries(self)
         self.router = Router(
             [
@@ -127,30 +126,20 @@ class App:
                 Route("/webhooks/{source}/", deliveries),
             ],
             redirect_slashes=False,
-            default=Elsewhere(self),
+            default=self._elsewhere,
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self.router(scope, receive, send)
 
-    def next_id(self) -> str:
-        self._requests += 1
-        return f"{self._prefix}-{self._requests:x}"
-
     async def close(self) -> None:
         """Write the counts that are still in memory. The writer must be open."""
         await self.refusals.close()
 
-
-class Elsewhere:
-    """Every path that is no source's: 404, whatever the method."""
-
-    def __init__(self, app: App) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        app, request_id = self.app, self.app.next_id()
-        app.refusals.count("", "unknown", request_id, scope["path"], app.clock())
+    async def _elsewhere(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Every path that is no source's: 404, whatever the method."""
+        request_id = next(self.request_ids)
+        self.refusals.count("", "unknown", request_id, scope["path"], self.clock())
         await respond(send, UNKNOWN, request_id)
 
 
@@ -159,13 +148,11 @@ class Admin:
 
     def __init__(self, is_ready: Callable[[], Awaitable[bool]]) -> None:
         self._is_ready = is_ready
-        self._prefix = secrets.token_hex(4)
-        self._requests = 0
+        self._request_ids = request_ids()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._requests += 1
         reply = await self._answer(scope["method"], scope["path"])
-        await respond(send, reply, f"{self._prefix}-{self._requests:x}")
+        await respond(send, reply, next(self._request_ids))
 
     async def _answer(self, method: str, path: str) -> Answer:
         if path not in ("/healthz", "/readyz"):
@@ -184,7 +171,7 @@ class Deliveries:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        app, request_id = self.app, self.app.next_id()
+        app, request_id = self.app, next(self.app.request_ids)
         name = scope["path_params"]["source"]
         received_ms = app.clock()
         try:
@@ -239,6 +226,12 @@ class Deliveries:
         if log.isEnabledFor(logging.INFO):
             log_delivery(source.name, events, outcome.word, request_id, started)
         return AGAIN[outcome.word] if outcome.retry else DONE[outcome.word]
+
+
+def request_ids() -> Iterator[str]:
+    """Unique without asking anyone: a random part for the process, and a count."""
+    prefix = secrets.token_hex(4)
+    return (f"{prefix}-{number:x}" for number in itertools.count(1))
 
 
 async def respond(send: Send, reply: Answer, request_id: str) -> None:
