@@ -12,7 +12,8 @@ from typing import Literal
 
 import msgspec
 
-from receiver.extract import Found, Headers, Locator, Reading, canonical, find, form_values, look_up
+from receiver.extract import Found, Headers, Locator, Reading, find, form_values, look_up
+from receiver.extract import canonical as canonical  # belongs to what verify offers
 from receiver.presets import (
     PUBLIC_KEYS,
     CryptographyMissing,
@@ -23,20 +24,6 @@ from receiver.presets import (
     SecretError,
     keys,
 )
-
-__all__ = [
-    "Contract",
-    "Delivery",
-    "Event",
-    "Rejected",
-    "Secret",
-    "Verdict",
-    "canonical",
-    "reread",
-    "sign",
-    "verdict",
-    "verify",
-]
 
 # Items of a signature header that are looked at, all its repetitions together.
 SIGNATURE_ITEMS_MAX = 32
