@@ -1,6 +1,7 @@
 """What holds for the project as a whole: imports, the clock, dependencies, pins and targets."""
 
 import ast
+import functools
 import os
 import re
 import shlex
@@ -267,8 +268,9 @@ def layer(path: Path) -> str:
     return path.relative_to(ROOT).with_suffix("").parts[0]
 
 
-def imports(path: Path) -> set[str]:
-    return imported_by(ast.walk(ast.parse(path.read_text())), path)
+@functools.cache
+def imports(path: Path) -> frozenset[str]:
+    return frozenset(imported_by(ast.walk(ast.parse(path.read_text())), path))
 
 
 def imported_by(nodes: Iterator[ast.AST] | list[ast.stmt], path: Path) -> set[str]:
@@ -282,7 +284,7 @@ def imported_by(nodes: Iterator[ast.AST] | list[ast.stmt], path: Path) -> set[st
     return found
 
 
-def third_party(path: Path) -> set[str]:
+def third_party(path: Path) -> frozenset[str]:
     return imports(path) - sys.stdlib_module_names - MAY_IMPORT.keys()
 
 

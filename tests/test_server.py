@@ -77,6 +77,7 @@ for index, passed in enumerate(map(int, sys.argv[2:])):
 import receiver.server, store.writer
 store.writer.WAIT_S_MAX = float(os.environ.get("WAIT_S", store.writer.WAIT_S_MAX))
 receiver.server.READY_WAIT_S = float(os.environ.get("WAIT_S", receiver.server.READY_WAIT_S))
+receiver.server.READY_FRESH_S = float(os.environ.get("WAIT_S", receiver.server.READY_FRESH_S))
 from receiver.server import StartError, serve
 def ready(where):
     print(*where.public, *where.admin, flush=True)
