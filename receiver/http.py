@@ -114,16 +114,6 @@ class Gate:
         # Four bodies of the largest kind fit, whatever the configuration says.
         self.bodies_bytes_max = max(limits.bodies_bytes_max, 4 * limits.body_bytes_max)
 
-    def connection(
-        self,
-        config: Config,
-        server_state: ServerState,
-        app_state: dict[str, Any],
-        _loop: asyncio.AbstractEventLoop | None = None,
-    ) -> "Connection":
-        """What uvicorn calls for each connection: pass it as `Config(http=gate.connection)`."""
-        return Connection(self, config, server_state, app_state, _loop)
-
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Begin to enforce deadlines, until `stop`."""
         self._timer = loop.call_later(self.limits.sweep_s, self._sweep, loop)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import resource
@@ -27,10 +28,10 @@ from uvicorn.server import ServerState
 from receiver import app, config, systemd
 from receiver.app import App, log
 from receiver.config import Address, Settings, Tls
-from receiver.http import HEAD_S, Gate, Limits
+from receiver.http import HEAD_S, Connection, Gate, Limits
 from receiver.process import Processor
 from store import health
-from store.database import Job, Snapshot, Store
+from store.database import Store
 from store.errors import Unavailable
 from store.writer import Writer
 
@@ -138,7 +139,8 @@ class Server:
         self._writer = Writer(
             store,
             pending_max=processor.settings.server.pending_max,
-            due=self._due_jobs,
+            # Asked of the processor that is in force then.
+            due=lambda snapshot, at_ms: self._processor.due_jobs(snapshot, at_ms),
             on_fatal=leave,
         )
         self._app = App(processor, self._writer, clock)
@@ -146,9 +148,6 @@ class Server:
     @property
     def _settings(self) -> Settings:
         return self._processor.settings
-
-    def _due_jobs(self, snapshot: Snapshot, at_ms: int) -> Sequence[Job[Any]]:
-        return self._processor.due_jobs(snapshot, at_ms)
 
     async def run(self, sockets: "Sockets", ready: Callable[[Listening], None] | None) -> None:
         """Serve until SIGTERM or SIGINT; everything accepted is answered and written."""
@@ -279,11 +278,7 @@ async def listen(
         date_header=False,
     )
     settings.load()
-    state = ServerState()
-
-    def connect() -> asyncio.Protocol:
-        return gate.connection(settings, state, {}, loop)
-
+    connect = functools.partial(Connection, gate, settings, ServerState(), {}, loop)
     gate.start(loop)
     # The handshake comes before the protocol's own deadlines.
     patience = HEAD_S if tls is not None else None
