@@ -1231,9 +1231,7 @@ def links_list(
     settings = load_settings(config)
     of = None if source is None else named.identity(settings, source)
     with reading(settings) as seen:
-        found = list(
-            links.listed(seen, source=of, customer=customer, workspace=workspace, limit=limit)
-        )
+        found = links.listed(seen, source=of, customer=customer, workspace=workspace, limit=limit)
     at = now_ms()
     print_listing(
         found,
@@ -1241,7 +1239,13 @@ def links_list(
         as_json,
         shown.link,
         ("source", "account", "customer", "workspace", "since"),
-        lambda one: (one[0], one[1] or None, one[2], one[3], console.moment(one[4], at)),
+        lambda one: (
+            one.source,
+            one.account or None,
+            one.customer,
+            one.workspace,
+            console.moment(one.created_ms, at),
+        ),
     )
 
 
@@ -1525,17 +1529,18 @@ def balance(
         found,
         limit,
         as_json,
-        lambda one: {"workspace": one[0], "unit": one[1], "balance": one[2]},
+        lambda one: {"workspace": one.workspace, "unit": one.unit, "balance": one.balance},
         ("workspace", "unit", "balance"),
-        lambda one: one[:3],
+        lambda one: (one.workspace, one.unit, one.balance),
     )
     if found and not as_json:
         next_step("`receiver ledger list` shows what they are made of", config)
-    wrong = [one for one in found if one[2] != one[3]]
-    for of, in_unit, shown, total in wrong:
+    wrong = [one for one in found if one.balance != one.total]
+    for one in wrong:
         console.warn(
-            f"workspace {of}: the balance says {shown} {in_unit}, its ledger entries {total}: "
-            "something wrote to receiver_balances; restore a backup or ask for help",
+            f"workspace {one.workspace}: the balance says {one.balance} {one.unit}, its ledger "
+            f"entries {one.total}: something wrote to receiver_balances; restore a backup or ask "
+            "for help",
             "red",
         )
     return FOUND if wrong else FINE

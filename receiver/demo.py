@@ -311,7 +311,7 @@ def _all_again(play: Playground) -> Iterator[Check]:
     yield Check("  new in the file", "0 events, 0 grants", more)
     with play.file() as seen:
         total = sum(entry.amount for entry in ledger.listed(seen, limit=ROWS_MAX))
-        balance = sum(one[2] for one in ledger.totals(seen, limit=ROWS_MAX))
+        balance = sum(one.balance for one in ledger.totals(seen, limit=ROWS_MAX))
     yield Check(
         "  do the books balance?", "balance 300, ledger 300", f"balance {balance}, ledger {total}"
     )

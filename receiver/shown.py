@@ -106,13 +106,12 @@ def conflict(one: Conflict, row: Row) -> dict[str, object]:
 
 def link(one: Link) -> dict[str, object]:
     """A link."""
-    source, account, customer, workspace, created_ms = one
     return {
-        "source": source,
-        "account": account,
-        "customer": customer,
-        "workspace": workspace,
-        "created_at": rfc3339(created_ms),
+        "source": one.source,
+        "account": one.account,
+        "customer": one.customer,
+        "workspace": one.workspace,
+        "created_at": rfc3339(one.created_ms),
     }
 
 

@@ -184,9 +184,9 @@ def _links(snapshot: Snapshot, settings: Settings, event: Event) -> Iterator[Mom
         except Unjudgeable:
             continue
         for one in links.listed(snapshot, source=event.identity, customer=str(customer)):
-            if one[1] == event.account:
-                words = f"customer {one[2]} is linked to workspace {one[3]}"
-                yield Moment(one[4], "link", words, shown.link(one))
+            if one.account == event.account:
+                words = f"customer {one.customer} is linked to workspace {one.workspace}"
+                yield Moment(one.created_ms, "link", words, shown.link(one))
 
 
 def _again(snapshot: Snapshot, settings: Settings, row: Row) -> Event | None:

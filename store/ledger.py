@@ -1,6 +1,7 @@
 """Amounts: one entry for each business key, balances kept by triggers."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import apsw
 
@@ -20,6 +21,15 @@ class Entry:
     created_ms: int
     target_subject: str | None = None
     target_operation: str | None = None
+
+
+class Balance(NamedTuple):
+    """What a workspace has of one unit, and the sum of its entries: always the same."""
+
+    workspace: str
+    unit: str
+    balance: int
+    total: int
 
 
 _COLUMNS = """
@@ -134,10 +144,11 @@ def reversals(snapshot: Snapshot, key: Key) -> list[Entry]:
 
 def totals(
     snapshot: Snapshot, *, workspace: str | None = None, unit: str | None = None, limit: int = 50
-) -> list[tuple[str, str, int, int]]:
-    """(workspace, unit, balance, sum of the ledger), in order; the last two must be equal."""
-    return list(
-        snapshot.db.execute(
+) -> list[Balance]:
+    """Balances beside the sums of their entries, by workspace and unit."""
+    return [
+        Balance(*values)
+        for values in snapshot.db.execute(
             """
             select k.workspace, k.unit, coalesce(b.balance, 0),
               (select coalesce(sum(amount), 0) from receiver_ledger l
@@ -156,13 +167,14 @@ def totals(
             """,
             {"workspace": workspace, "unit": unit, "limit": limit},
         )
-    )
+    ]
 
 
-def disagreements(snapshot: Snapshot) -> list[tuple[str, str, int, int]]:
-    """(workspace, unit, balance, sum of the ledger) where the two differ: must be empty."""
-    return list(
-        snapshot.db.execute(
+def disagreements(snapshot: Snapshot) -> list[Balance]:
+    """The balances that are not the sums of their entries: must be none."""
+    return [
+        Balance(*values)
+        for values in snapshot.db.execute(
             """
             select workspace, unit, sum(balance), sum(total) from (
               select workspace, unit, balance, 0 as total from receiver_balances
@@ -171,7 +183,7 @@ def disagreements(snapshot: Snapshot) -> list[tuple[str, str, int, int]]:
             ) group by workspace, unit having sum(balance) <> sum(total)
             """
         )
-    )
+    ]
 
 
 def _entry(values: tuple[object, ...]) -> Entry:

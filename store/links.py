@@ -1,10 +1,18 @@
 """Links: which workspace a sender's customer is."""
 
-from collections.abc import Iterator
+from typing import NamedTuple
 
 from store.database import Snapshot, Tx
 
-Link = tuple[str, str, str, str, int]
+
+class Link(NamedTuple):
+    """`source` is the identity."""
+
+    source: str
+    account: str
+    customer: str
+    workspace: str
+    created_ms: int
 
 
 def workspace(snapshot: Snapshot, source: str, account: str, customer: str) -> str | None:
@@ -64,15 +72,18 @@ def listed(
     customer: str | None = None,
     workspace: str | None = None,
     limit: int = 50,
-) -> Iterator[Link]:
-    """(identity, account, customer, workspace, created_ms), newest first."""
-    yield from snapshot.db.execute(
-        """
-        select source, account, customer, workspace, created_ms from receiver_links
-        where (:source is null or source = :source)
-          and (:customer is null or customer = :customer)
-          and (:workspace is null or workspace = :workspace)
-        order by created_ms desc, source, account, customer limit :limit
-        """,
-        {"source": source, "customer": customer, "workspace": workspace, "limit": limit},
-    )
+) -> list[Link]:
+    """Links, newest first."""
+    return [
+        Link(*values)
+        for values in snapshot.db.execute(
+            """
+            select source, account, customer, workspace, created_ms from receiver_links
+            where (:source is null or source = :source)
+              and (:customer is null or customer = :customer)
+              and (:workspace is null or workspace = :workspace)
+            order by created_ms desc, source, account, customer limit :limit
+            """,
+            {"source": source, "customer": customer, "workspace": workspace, "limit": limit},
+        )
+    ]
