@@ -179,8 +179,10 @@ def _links(snapshot: Snapshot, settings: Settings, event: Event) -> Iterator[Mom
     """The links that the event's rules ask for, as they are now."""
     scope = rules.scope_of(event)
     for rule in settings.rules_for(event.source, event.type):
+        if not isinstance(rule.effect, Link):
+            continue
         try:
-            customer = rule.effect.customer.value(scope) if isinstance(rule.effect, Link) else None
+            customer = rule.effect.customer.value(scope)
         except Unjudgeable:
             continue
         for one in links.listed(snapshot, source=event.identity, customer=str(customer)):

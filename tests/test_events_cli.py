@@ -236,6 +236,18 @@ def test_the_story_tells_records_links_and_what_was_taken_back(
     assert ("ledger", taken) in grant
 
 
+def test_the_story_tells_no_link_that_the_event_does_not_ask_for(
+    world: World, command: Command
+) -> None:
+    world.link("None", "beta")
+    world.link()
+    world.invoice("evt_1", "in_1")
+
+    [shown] = command.objects("events", "show", "evt_1")
+
+    assert not [words for what, words in words_of(shown) if what == "link"]
+
+
 def test_the_story_says_what_a_parked_event_waits_for_and_what_brings_it(
     world: World, command: Command
 ) -> None:
