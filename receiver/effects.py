@@ -1,7 +1,7 @@
 """The business changes themselves: claim the key, and only if that is new, make the change."""
 
 from receiver.said import Park, Quarantine
-from receiver.select import KEY_CHARS_MAX
+from receiver.select import Unjudgeable, key_text
 from store import ledger, links, operations, records
 from store.database import Snapshot, Tx
 from store.operations import Claim, Key
@@ -84,12 +84,16 @@ def workspace_of(snapshot: Snapshot, source: str, account: str, customer: str) -
 
 
 def check_name(what: str, text: str) -> str:
-    """A part of a key that a handler or an operator gives; raises ValueError."""
-    if not isinstance(text, str) or not text.strip() or not text.isprintable():
-        raise ValueError(f"{what}: expected a non-empty text without control characters")
-    if len(text) > KEY_CHARS_MAX:
-        raise ValueError(f"{what}: longer than {KEY_CHARS_MAX} characters")
-    return text
+    """A name that a handler or an operator gives: what an event may give, but no number.
+
+    Raises ValueError.
+    """
+    if not isinstance(text, str):
+        raise ValueError(f"{what}: expected a text")
+    try:
+        return key_text(text, what)
+    except Unjudgeable as error:
+        raise ValueError(str(error)) from error
 
 
 def _claim(tx: Tx, key: Key, what: Claim, event: int | None) -> bool:

@@ -288,7 +288,7 @@ def test_an_adjustment_out_of_bounds_is_declined(world: World, amount: int) -> N
 
 
 def test_a_name_with_control_characters_is_declined(world: World) -> None:
-    with pytest.raises(Declined, match="workspace: expected a non-empty text"):
+    with pytest.raises(Declined, match="workspace: holds a control character"):
         world.store.write(
             lambda tx: operate.link(tx, "stripe", "", "cus_1", "ac\nme", repoint=False, by=BY)
         )

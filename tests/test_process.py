@@ -522,6 +522,13 @@ def run(world: World, event_id: str, code: str) -> str:
     return world.stripe(event_id, "handler.called", id=event_id, run=code)
 
 
+def test_a_subject_that_a_rule_takes_is_one_that_its_handler_may_use(world: World) -> None:
+    run = "tx.grant('credits', 5, workspace='acme')"
+
+    assert world.stripe("evt_1", "handler.called", id="Rue\u00a0de\u200bRivoli", run=run) == "done"
+    assert world.balance() == 5
+
+
 def test_a_handler_grants_records_links_and_reads(world: World) -> None:
     code = """
 assert tx.link("cus_1", "acme") and tx.workspace("cus_1") == "acme"
