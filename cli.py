@@ -255,11 +255,11 @@ reason_option = click.option(
 )
 
 
-def load_settings(config: Path, *, secrets: bool = False) -> "Settings":
-    """The configuration; without `secrets` for commands that only look."""
+def load_settings(config: Path) -> "Settings":
+    """The configuration; its secrets stay empty."""
     from receiver.config import load
 
-    return load(config, secrets=secrets)
+    return load(config, secrets=False)
 
 
 @contextlib.contextmanager

@@ -2,17 +2,16 @@
 
 import os
 import pwd
-from collections.abc import Mapping
 from pathlib import Path
 
 
-def actor(environment: Mapping[str, str] = os.environ) -> str:
+def actor() -> str:
     """The operating system's user, for the audit log; after sudo, who called it too.
 
     Must be asked before `become_owner`.
     """
     user = _name(os.getuid())
-    caller = environment.get("SUDO_USER")
+    caller = os.environ.get("SUDO_USER")
     return f"{caller} as {user}" if caller and caller != user else user
 
 

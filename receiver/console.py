@@ -89,14 +89,14 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None
         _print_row(line, widths, colours)
 
 
-def print_fields(fields: Sequence[tuple[str, Cell]], indent: int = 0) -> None:
+def print_fields(fields: Sequence[tuple[str, Cell]]) -> None:
     """Names and values, one below the other; None is left out."""
     shown = [(name, value) for name, value in fields if value is not None]
     width = max((len(name) for name, _ in shown), default=0)
     for name, value in shown:
         colour = value.colour if isinstance(value, Painted) else None
         label = _paint(f"{name:<{width}}", "bold")
-        _write(f"{' ' * indent}{label}  {_paint(_text(value), colour)}", sys_error=False)
+        _write(f"{label}  {_paint(_text(value), colour)}", sys_error=False)
 
 
 def more(shown: int, limit: int) -> None:

@@ -28,7 +28,7 @@ from uvicorn.server import ServerState
 from receiver import app, config, systemd
 from receiver.app import App, log
 from receiver.config import Address, Settings, Tls
-from receiver.http import HEAD_S, Connection, Gate, Limits
+from receiver.http import CONNECTIONS_MAX, HEAD_S, Connection, Gate, Limits
 from receiver.process import Processor
 from store import health
 from store.database import Store
@@ -75,7 +75,6 @@ def serve(
     config_path: Path,
     *,
     clock_ns: Callable[[], int] = time.time_ns,
-    limits: Limits | None = None,
     ready: Callable[[Listening], None] | None = None,
 ) -> int:
     """Serve until a signal ends it; the exit code, 0 for a clean stop.
@@ -91,8 +90,7 @@ def serve(
         return clock_ns() // 1_000_000
 
     lines = configure_log(sys.stderr, journal="JOURNAL_STREAM" in os.environ)
-    connections_max = min(Limits().connections_max, raise_descriptor_limit())
-    limits = limits or Limits(connections_max=connections_max)
+    limits = Limits(connections_max=min(CONNECTIONS_MAX, raise_descriptor_limit()))
     with (
         contextlib.closing(lines),
         contextlib.closing(open_sockets(settings)) as sockets,

@@ -10,6 +10,9 @@ from store.database import Snapshot, Tx
 #: Text kept of an error, in characters.
 ERROR_CHARS_MAX = 500
 
+#: Events with one body that are told, at most.
+TWINS_MAX = 10
+
 STATES = ("pending", "done", "ignored", "parked", "quarantined", "dead")
 
 
@@ -314,7 +317,7 @@ def tally(snapshot: Snapshot, rows: Sequence[int]) -> dict[str, int]:
     )
 
 
-def twins(snapshot: Snapshot, row: Row, limit: int = 10) -> list[Row]:
+def twins(snapshot: Snapshot, row: Row) -> list[Row]:
     """Other events of the source with the same body, whose ids nobody signed; oldest first."""
     return [
         _row(values)
@@ -324,7 +327,7 @@ def twins(snapshot: Snapshot, row: Row, limit: int = 10) -> list[Row]:
             where source = ? and body_sha256 = ? and id_signed = 0 and id <> ?
             order by id limit ?
             """,  # noqa: S608  constant columns
-            (row.source, row.body_sha256, row.id, limit),
+            (row.source, row.body_sha256, row.id, TWINS_MAX),
         )
     ]
 
