@@ -20,6 +20,7 @@ from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
 from receiver.config import Network, Settings, Source
+from receiver.http import RETRY_AFTER_S
 from receiver.process import Processor
 from receiver.verify import Delivery, Event, Rejected, verify
 from store import rejections
@@ -42,8 +43,6 @@ CLOCK_ALARM_MS = 600_000
 ERRORS_A_MINUTE_MAX = 10
 #: Calls named of the way to an error, the innermost last.
 TRAIL_CALLS_MAX = 4
-#: Seconds after which a sender that got 503 is asked to try again.
-RETRY_AFTER_S = 5
 
 log = logging.getLogger("receiver")
 

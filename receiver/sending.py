@@ -8,7 +8,7 @@ from urllib.parse import SplitResult, urlsplit
 
 import msgspec
 
-from receiver.config import Settings
+from receiver.config import Address, Settings
 
 #: Seconds to connect and to wait for the answer, and its bytes that are read.
 TIMEOUT_S = 30.0
@@ -48,9 +48,7 @@ def target_of(settings: Settings, source: str) -> Target:
         raise NotSent("server.listen has port 0, which may be any; name the address with --url")
     # A server that listens everywhere is reached on this machine's own address.
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(listen.host, listen.host)  # noqa: S104
-    return Target(
-        f"{scheme}://{f'[{host}]' if ':' in host else host}:{listen.port}{path}", None, certificate
-    )
+    return Target(f"{scheme}://{Address(host, listen.port)}{path}", None, certificate)
 
 
 def post(target: Target, headers: list[tuple[str, str]], body: bytes) -> Answer:

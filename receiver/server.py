@@ -464,8 +464,7 @@ def url_of(bound: socket.socket, scheme: str) -> str:
     name = bound.getsockname()
     if bound.family == socket.AF_UNIX:
         return f"unix:{os.fsdecode(name)}"
-    host, port = name[:2]
-    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+    return f"{scheme}://{Address(*name[:2])}"
 
 
 def tls_context(settings: Settings) -> ssl.SSLContext | None:
