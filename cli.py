@@ -583,12 +583,12 @@ def next_step(words: str, config: Path) -> None:
 
 def source_named(settings: "Settings", name: str) -> "Source":
     """The configured source; raises NotFound."""
-    from receiver.select import nearest
+    from receiver.select import nearest_or_all
 
     if name in settings.sources:
         return settings.sources[name]
-    known = nearest(name, settings.sources) or f" (there are: {', '.join(settings.sources)})"
-    raise NotFound(f"there is no source {name} in {settings.path}{known}")
+    hint = nearest_or_all(name, settings.sources)
+    raise NotFound(f"there is no source {name} in {settings.path}{hint}")
 
 
 def last_of_sources(settings: "Settings") -> "dict[str, Last]":

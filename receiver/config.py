@@ -16,7 +16,7 @@ from receiver import presets, references, select
 from receiver.extract import parse_mask
 from receiver.presets import CryptographyMissing, Preset, PresetError
 from receiver.references import References, Unresolved
-from receiver.select import Condition, Statement, Template, nearest
+from receiver.select import Condition, Statement, Template, nearest_or_all
 from receiver.verify import Contract, Secret
 from store.schema import AMOUNT_MAX
 
@@ -273,8 +273,7 @@ class _Table:
         self.values = values
         for key in values if known else ():
             if key not in known:
-                hint = nearest(key, known) or f" (known here: {', '.join(known)})"
-                self.problem(key, f"unknown key{hint}")
+                self.problem(key, f"unknown key{nearest_or_all(key, known)}")
 
     def __contains__(self, key: str) -> bool:
         return key in self.values
@@ -855,7 +854,7 @@ def _rule_sources(table: _Table, declared: Sequence[str]) -> tuple[str, ...]:
         table.problem("source", "is empty; name a source, or a list of them")
     for name in names:
         if name not in declared:
-            hint = nearest(name, declared) or f" (there are: {', '.join(declared) or 'none'})"
+            hint = nearest_or_all(name, declared)
             table.problem("source", f"there is no source {_cut(name)!r}{hint}")
     return names
 
@@ -1106,7 +1105,7 @@ def _check_reversals(
         for identity in _identities(rule, sources):
             if (identity, operation) not in granted:
                 names = [name for theirs, name in sorted(granted) if theirs == identity]
-                hint = nearest(operation, names) or f" (there are: {', '.join(names) or 'none'})"
+                hint = nearest_or_all(operation, names)
                 report.problem(
                     f"{where}.reverse.operation", f"no rule of {identity} grants {operation}{hint}"
                 )

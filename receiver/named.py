@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from receiver.config import Call, Grant, Settings
-from receiver.select import nearest
+from receiver.select import nearest_or_all
 from receiver.shown import full_name
 from store import inbox, ledger
 from store.database import Snapshot
@@ -54,8 +54,7 @@ def sender(settings: Settings, source: str, account: str | None) -> tuple[str, s
         if source == name or (source not in settings.sources and source == one.contract.identity)
     ]
     if not contracts:
-        known = [*settings.sources, *settings.identities]
-        hint = nearest(source, known) or f" (there are: {', '.join(settings.sources) or 'none'})"
+        hint = nearest_or_all(source, dict.fromkeys((*settings.sources, *settings.identities)))
         raise Absent(f"there is no source {source} in {settings.path}{hint}")
     if account is not None:
         return contracts[0].identity, account
@@ -86,7 +85,7 @@ def grant_rule(settings: Settings, source: str, operation: str) -> Grant | None:
         and any(identity(settings, name) == source for name in rule.sources)
     }
     if operation not in granting:
-        hint = nearest(operation, granting) or f" (there are: {', '.join(granting) or 'none'})"
+        hint = nearest_or_all(operation, granting)
         raise Absent(
             f"no rule of {source} grants {operation}{hint}: "
             "what no webhook brings is a `receiver ledger adjust`"

@@ -2,7 +2,6 @@
 
 import base64
 import binascii
-import difflib
 import functools
 import math
 import re
@@ -12,6 +11,7 @@ from typing import Literal, TypeVar, cast
 import msgspec
 
 from receiver.extract import Locator, parse_locator, parse_mask
+from receiver.select import nearest_or_all
 
 Table = Mapping[str, object]
 
@@ -243,7 +243,7 @@ class Preset(msgspec.Struct, frozen=True):
 def get(name: str) -> Preset:
     """The preset of that name; PresetError lists the names when there is none."""
     if name not in PRESETS:
-        raise PresetError([f"no preset is called {name!r}{_did_you_mean(name, PRESETS)}"])
+        raise PresetError([f"no preset is called {name!r}{nearest_or_all(name, PRESETS)}"])
     return parse(PRESETS[name], name)
 
 
@@ -435,7 +435,7 @@ class _Reader:
     def unknown(self, known: Sequence[str]) -> None:
         for key in self.table:
             if key not in known:
-                self.fail(key, f"is not a known key{_did_you_mean(key, known)}")
+                self.fail(key, f"is not a known key{nearest_or_all(key, known)}")
 
     def attempt(self, key: str, parse: Callable[[str], T], text: str) -> T | None:
         try:
@@ -492,11 +492,6 @@ class _Reader:
     def locators(self, key: str) -> tuple[Locator, ...]:
         found = (self.attempt(key, parse_locator, text) for text in self.texts(key))
         return tuple(locator for locator in found if locator is not None)
-
-
-def _did_you_mean(word: str, known: Sequence[str] | Mapping[str, object]) -> str:
-    close = difflib.get_close_matches(word, list(known), n=1)
-    return f"; did you mean {close[0]}?" if close else f"; known are {', '.join(known)}"
 
 
 Verifier = Callable[[bytes, bytes], bool]

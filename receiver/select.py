@@ -4,7 +4,7 @@ import json
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from operator import ge, gt, le, lt
 from typing import Any, cast
@@ -648,6 +648,11 @@ def nearest(word: str, known: Iterable[str]) -> str:
     """` (did you mean X?)`, or nothing where no known word is near."""
     found = get_close_matches(word[:_WORD_CHARS_MAX], known, n=1)
     return f" (did you mean {found[0]}?)" if found else ""
+
+
+def nearest_or_all(word: str, known: Collection[str]) -> str:
+    """As `nearest`; where none is near, all of them: ` (there are: X, Y)`."""
+    return nearest(word, known) or f" (there are: {', '.join(known) or 'none'})"
 
 
 def _shown(value: object) -> str:

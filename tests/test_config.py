@@ -565,7 +565,7 @@ def unsigned(more: str) -> str:
 BAD: list[tuple[str, str]] = [
     # keys
     ('databse = "x"\n' + SOURCE, "databse: unknown key (did you mean database?)"),
-    ('"a b" = 1\n' + SOURCE, '"a b": unknown key (known here: database, handlers, env_file'),
+    ('"a b" = 1\n' + SOURCE, '"a b": unknown key (there are: database, handlers, env_file'),
     (server("admni = 1"), "server.admni: unknown key (did you mean admin?)"),
     (source("secret = 1"), "sources.stripe.secret: unknown key (did you mean secrets?)"),
     (source("api = {}"), "sources.stripe.api: unknown key"),
