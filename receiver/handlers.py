@@ -2,7 +2,9 @@
 
 import importlib.util
 import inspect
+import os
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import MappingProxyType, ModuleType
@@ -14,6 +16,7 @@ from receiver import effects
 from receiver.verify import Event
 from store import founder, links
 from store.database import Tx
+from store.errors import TransactionLost
 from store.founder import Value
 from store.operations import Key
 
@@ -48,12 +51,14 @@ class HandlerTx:
     False where its change was made before, and raises Park or Quarantine as a rule would.
     """
 
-    __slots__ = ("_key", "_row", "_tx")
+    __slots__ = ("_key", "_row", "_thread", "_tx", "_until")
 
     def __init__(self, tx: Tx, key: Key, row: int) -> None:
         self._tx: Tx | None = tx
         self._key = key
         self._row = row
+        self._thread = threading.get_ident()
+        self._until = founder.deadline()
 
     def grant(
         self,
@@ -70,7 +75,10 @@ class HandlerTx:
         effects.check_name("unit", unit)
         effects.check_name("workspace", workspace)
         key = self._key_for(subject, operation)
-        return effects.grant(self._open(), key, workspace, unit, amount, self._row)
+        tx = self._open()
+        # All of it or nothing, even where the handler goes on after a refusal.
+        with tx.attempt:
+            return effects.grant(tx, key, workspace, unit, amount, self._row)
 
     def reverse(
         self,
@@ -84,7 +92,9 @@ class HandlerTx:
         """Take back a grant, by default all that is left of it."""
         target = self._key_for(target_subject, target_operation)
         key = self._key_for(subject, operation)
-        return effects.reverse(self._open(), key, target, amount, self._row)
+        tx = self._open()
+        with tx.attempt:
+            return effects.reverse(tx, key, target, amount, self._row)
 
     def record(
         self,
@@ -101,7 +111,9 @@ class HandlerTx:
             raise ValueError(f"data: more than {RECORD_BYTES_MAX} bytes of JSON")
         key = self._key_for(subject, operation)
         effects.check_name("kind", kind)
-        return effects.record(self._open(), key, kind, workspace, text, self._row)
+        tx = self._open()
+        with tx.attempt:
+            return effects.record(tx, key, kind, workspace, text, self._row)
 
     def link(self, customer: str, workspace: str) -> bool:
         """Link a customer of this source and account to a workspace."""
@@ -116,7 +128,7 @@ class HandlerTx:
 
     def sql(self, statement: str, parameters: Sequence[Value] = ()) -> list[tuple[Value, ...]]:
         """Run a statement on the app's own tables, `?` bound to `parameters`; all its rows."""
-        return founder.execute(self._open().db, statement, parameters)
+        return founder.execute(self._open(), statement, parameters, self._until)
 
     def _key_for(self, subject: str | None, operation: str | None) -> Key:
         return Key(
@@ -127,8 +139,10 @@ class HandlerTx:
         )
 
     def _open(self) -> Tx:
-        if self._tx is None:
-            raise RuntimeError("tx ended with the handler: nothing can be written through it")
+        if self._tx is None or threading.get_ident() != self._thread:
+            raise RuntimeError("tx is the handler's, on its thread, until it returns")
+        if not self._tx.is_open:
+            raise TransactionLost("an earlier statement ended the transaction")
         return self._tx
 
     def _end(self) -> None:
@@ -186,10 +200,18 @@ class Handlers:
             workspace,
         )
         handler_tx = HandlerTx(tx, key, row)
+        process = os.getpid()
         try:
-            self.functions[name](seen, handler_tx)
+            result = self.functions[name](seen, handler_tx)
         finally:
+            if os.getpid() != process:
+                # A fork came back: it shares our sockets and SQLite's locks, and may use neither.
+                os._exit(1)
             handler_tx._end()
+        if not tx.is_open:
+            raise TransactionLost("a statement of the handler ended the transaction")
+        if inspect.isgenerator(result) or inspect.isasyncgen(result) or inspect.isawaitable(result):
+            raise TypeError(f"{name} returned a {type(result).__name__}: none of it has run")
 
 
 def _import(path: Path) -> ModuleType:

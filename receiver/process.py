@@ -16,7 +16,7 @@ from receiver.select import Unjudgeable
 from receiver.verify import Event, canonical, reread
 from store import attempts, conflicts, inbox, names, parked
 from store.database import Job, Snapshot, Tx
-from store.errors import TransactionLost
+from store.errors import TransactionLost, Unavailable
 from store.inbox import Row
 from store.parked import Fact
 
@@ -179,12 +179,12 @@ class Processor:
             with tx.attempt:
                 applied = self._apply_rules(tx, case)
         except Park as park:
-            return Verdict("parked", str(park), _fact(event, park))
+            return Verdict("parked", words_of(park), _fact(event, park))
         except (Quarantine, Unjudgeable) as error:
-            return Verdict("quarantined", str(error))
-        except TransactionLost:
+            return Verdict("quarantined", words_of(error))
+        except (TransactionLost, Unavailable):
             raise
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             # The founder's code may raise anything, and none of it may cost the event.
             return _failed(tx, row, tried, started, error)
         return _DONE if applied else Verdict("ignored", f"no rule for {event.type}")
@@ -216,6 +216,15 @@ def stored_event(snapshot: Snapshot, settings: Settings, known: Row) -> Event:
         secret=known.secret,
         claimed_account=known.claimed_account,
     )
+
+
+def words_of(error: BaseException) -> str:
+    """What an error says, whatever its own code does, as text that can be stored."""
+    try:
+        words = str(error)
+    except Exception:
+        words = "it can't be put in words"
+    return words.encode(errors="backslashreplace").decode()
 
 
 def _insert(tx: Tx, event: Event, request_id: str) -> int | None:
@@ -287,7 +296,7 @@ def _settle(tx: Tx, row: int, verdict: Verdict) -> None:
 
 
 def _failed(tx: Tx, row: int, tried: int, started: float, error: BaseException) -> Verdict:
-    words = f"{type(error).__name__}: {error}"
+    words = f"{type(error).__name__}: {words_of(error)}"
     logger.error("event %d: a handler failed: %s", row, words[:REASON_CHARS_MAX], exc_info=error)
     duration_ms = int((time.monotonic() - started) * 1000)
     _fail(tx, row, tried, words, duration_ms)

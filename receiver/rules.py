@@ -122,8 +122,9 @@ def _make(
 
 
 def _execute(tx: Tx, effect: Sql, scope: Scope) -> None:
+    until = founder.deadline()
     for statement in effect.statements:
-        founder.execute(tx.db, statement.sql, statement.bind(scope))
+        founder.execute(tx, statement.sql, statement.bind(scope), until)
 
 
 def _entitlement(effect: Grant, scope: Scope) -> int:

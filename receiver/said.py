@@ -18,6 +18,9 @@ class Park(Exception):
     ) -> None:
         if (subject is None) != (operation is None):
             raise ValueError("an entry is named by its subject and its operation")
+        for name in (customer, subject, operation):
+            if name is not None and not (isinstance(name, str) and name.strip()):
+                raise ValueError("what an event waits for is named by a text that is not empty")
         super().__init__(reason)
         self.customer = customer
         self.subject = subject

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 import apsw
 
-from store import founder, guard, schema
+from store import fence, guard, schema
 from store.errors import Replaced, StoreError, TransactionLost, Unavailable
 
 T = TypeVar("T")
@@ -58,6 +58,11 @@ class Tx(Snapshot):
         #: `with tx.attempt:` undoes what its body wrote if the body raises.
         self.attempt = _Savepoint(db)
 
+    @property
+    def is_open(self) -> bool:
+        """False once a statement has ended the transaction: the next would commit by itself."""
+        return self.db.in_transaction
+
 
 class _Savepoint:
     __slots__ = ("db",)
@@ -74,11 +79,18 @@ class _Savepoint:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if isinstance(error, _ENGINE_ERRORS):
+            raise Unavailable(_words(error)) from error
         if not self.db.in_transaction:
             raise TransactionLost(_words(error)) from error
-        if kind is not None:
-            self.db.execute("rollback to attempt")
-        self.db.execute("release attempt")
+        try:
+            if kind is not None:
+                self.db.execute("rollback to attempt")
+            self.db.execute("release attempt")
+        except apsw.Error as fault:
+            # What was written inside can't be undone alone, so all of it is.
+            _rollback(self.db)
+            raise TransactionLost(_words(fault)) from fault
 
 
 class Job(Generic[T]):
@@ -170,7 +182,7 @@ class Store:
         self.db = apsw.Connection(self.path, flags=apsw.SQLITE_OPEN_READWRITE)
         try:
             _prepare(self.db)
-            founder.install(self.db)
+            fence.install(self.db)
             # The -wal is there once something was read through it.
             self.db.execute("select count(*) from sqlite_schema").fetchall()
             self._identity = self._on_disk()
@@ -220,8 +232,12 @@ class Store:
         except TransactionLost:
             return False
         except _ENGINE_ERRORS as error:
-            self._abandon()
+            _rollback(self.db)
             raise Unavailable(_words(error)) from error
+        except BaseException:
+            # An open transaction would lock everybody out.
+            _rollback(self.db)
+            raise
         return True
 
     def commit(self) -> bool:
@@ -233,20 +249,20 @@ class Store:
         try:
             self.db.execute("commit")
         except apsw.ConstraintError:
-            self._abandon()
+            _rollback(self.db)
             return False
         except apsw.Error as error:
-            self._abandon()
+            _rollback(self.db)
             raise Unavailable(_words(error)) from error
         self.check_identity()
         return True
 
     def check_identity(self) -> None:
-        """Raises Replaced unless the file and the -wal we write are the ones on disk."""
+        """Raises Replaced unless the file, -wal and -shm we use are the ones on disk."""
         if self._on_disk() != self._identity:
             raise Replaced(
-                f"{self.path} or its -wal was replaced while it was open: nothing written to "
-                "it since is in the file on disk. Stop what replaced it, then start again"
+                f"{self.path}, its -wal or its -shm was replaced while it was open: what is "
+                "written now would not be in the file on disk. Stop what did it, then start again"
             )
 
     def begin_waiting(self) -> Tx:
@@ -283,18 +299,14 @@ class Store:
         except (apsw.BusyError, *_ENGINE_ERRORS):
             return None
 
-    def _abandon(self) -> None:
-        if self.db.in_transaction:
-            with contextlib.suppress(apsw.Error):
-                self.db.execute("rollback")
-
-    def _on_disk(self) -> tuple[int, int, int, int]:
+    def _on_disk(self) -> tuple[tuple[int, int], ...]:
         # stat opens nothing: closing a descriptor of these files would drop SQLite's locks.
+        # The -shm too: with one of their own, others would not see us, nor we them.
         try:
-            file, wal = os.stat(self.path), os.stat(self.path + "-wal")
+            found = [os.stat(self.path + suffix) for suffix in ("", "-wal", "-shm")]
         except FileNotFoundError:
-            return (0, 0, 0, 0)
-        return (file.st_dev, file.st_ino, wal.st_dev, wal.st_ino)
+            return ()
+        return tuple((one.st_dev, one.st_ino) for one in found)
 
 
 @contextlib.contextmanager
@@ -335,9 +347,9 @@ def _run_one(tx: Tx, job: Job[Any]) -> None:
     db.execute("savepoint job")
     try:
         job.result = job.run(tx)
-    except _ENGINE_ERRORS:
+    except (*_ENGINE_ERRORS, Unavailable):
         raise
-    except Exception as error:
+    except BaseException as error:
         # The one place where any error of a job is caught: it is the job's alone.
         job.error = error
         if not db.in_transaction:
@@ -346,6 +358,12 @@ def _run_one(tx: Tx, job: Job[Any]) -> None:
     if not db.in_transaction:
         raise TransactionLost("a statement ended the transaction")
     db.execute("release job")
+
+
+def _rollback(db: apsw.Connection) -> None:
+    if db.in_transaction:
+        with contextlib.suppress(apsw.Error):
+            db.execute("rollback")
 
 
 def _prepare(db: apsw.Connection) -> None:

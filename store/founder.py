@@ -1,14 +1,18 @@
 """Runs a founder's own SQL inside our transaction without letting it break out."""
 
+import contextlib
+import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import apsw
 
-from store.errors import Failed
+from store.database import Tx
+from store.errors import Failed, TransactionLost
+from store.fence import of as fence_of
 
-#: How long one founder statement may run, in seconds.
-STATEMENT_S_MAX = 2.0
+#: How long the founder's statements for one operation may run, all together, in seconds.
+SQL_S_MAX = 2.0
 
 #: Rows that one founder statement may return.
 ROWS_MAX = 10_000
@@ -16,107 +20,73 @@ ROWS_MAX = 10_000
 #: Virtual machine steps between two looks at the clock.
 _STEPS = 5_000
 
-_DENIED = frozenset(
-    {
-        apsw.SQLITE_TRANSACTION,
-        apsw.SQLITE_SAVEPOINT,
-        apsw.SQLITE_PRAGMA,
-        apsw.SQLITE_ATTACH,
-        apsw.SQLITE_DETACH,
-        apsw.SQLITE_ALTER_TABLE,
-        apsw.SQLITE_REINDEX,
-        apsw.SQLITE_ANALYZE,
-        apsw.SQLITE_CREATE_INDEX,
-        apsw.SQLITE_CREATE_TABLE,
-        apsw.SQLITE_CREATE_TEMP_INDEX,
-        apsw.SQLITE_CREATE_TEMP_TABLE,
-        apsw.SQLITE_CREATE_TEMP_TRIGGER,
-        apsw.SQLITE_CREATE_TEMP_VIEW,
-        apsw.SQLITE_CREATE_TRIGGER,
-        apsw.SQLITE_CREATE_VIEW,
-        apsw.SQLITE_CREATE_VTABLE,
-        apsw.SQLITE_DROP_INDEX,
-        apsw.SQLITE_DROP_TABLE,
-        apsw.SQLITE_DROP_TEMP_INDEX,
-        apsw.SQLITE_DROP_TEMP_TABLE,
-        apsw.SQLITE_DROP_TEMP_TRIGGER,
-        apsw.SQLITE_DROP_TEMP_VIEW,
-        apsw.SQLITE_DROP_TRIGGER,
-        apsw.SQLITE_DROP_VIEW,
-        apsw.SQLITE_DROP_VTABLE,
-    }
+_TOO_LONG = f"ran longer than {SQL_S_MAX:g} s, all statements of the operation together"
+
+_NOT_ALLOWED = (
+    "not allowed here: transactions, savepoints, pragmas, attach, schema changes "
+    "and writes to receiver_ tables"
 )
-_WRITES = frozenset({apsw.SQLITE_INSERT, apsw.SQLITE_UPDATE, apsw.SQLITE_DELETE})
-_OPEN_FUNCTIONS = frozenset({"load_extension", "fts3_tokenizer"})
 
 Value = str | int | float | bytes | None
 
 
-class _Fence:
-    """The connection's authorizer: strict while a founder's statement runs, else open.
-
-    It stays installed, because changing the authorizer re-prepares every cached statement.
-    """
-
-    def __init__(self) -> None:
-        self.closed = False
-
-    def __call__(
-        self, action: int, first: str | None, second: str | None, *_where: str | None
-    ) -> int:
-        if not self.closed:
-            return apsw.SQLITE_OK
-        if action in _DENIED:
-            return apsw.SQLITE_DENY
-        if action in _WRITES and str(first).lower().startswith(("receiver_", "sqlite_")):
-            return apsw.SQLITE_DENY
-        if action == apsw.SQLITE_FUNCTION and str(second).lower() in _OPEN_FUNCTIONS:
-            return apsw.SQLITE_DENY
-        return apsw.SQLITE_OK
-
-
-def install(db: apsw.Connection) -> None:
-    """Give the connection its fence; once, when it is opened."""
-    db.authorizer = _Fence()
+def deadline() -> float:
+    """Until when statements that begin now may run, by the monotonic clock."""
+    return time.monotonic() + SQL_S_MAX
 
 
 def execute(
-    db: apsw.Connection, statement: str, parameters: Sequence[Value]
+    tx: Tx, statement: str, parameters: Sequence[Value], until: float
 ) -> list[tuple[Value, ...]]:
-    """Run a founder's statement and return all its rows.
+    """Run a founder's statement, until `deadline()` at most, and return all its rows.
 
     Transactions, savepoints, pragmas, attaching, schema changes and writes to our tables are
-    refused. Raises Failed for that, for SQL that fails, for one that runs longer than
-    STATEMENT_S_MAX and for more than ROWS_MAX rows. The whole transaction may be gone after.
+    refused. Raises Failed for that, for SQL that fails, for one that runs too long and for
+    more than ROWS_MAX rows; the whole transaction may be gone after. Raises TransactionLost
+    if it is gone already.
     """
-    fence = db.authorizer
-    assert isinstance(fence, _Fence), "every connection that writes has its fence"
-    deadline = time.monotonic() + STATEMENT_S_MAX
-    db.set_progress_handler(lambda: time.monotonic() > deadline, _STEPS)
-    fence.closed = True
+    if not tx.is_open:
+        raise TransactionLost("an earlier statement ended the transaction")
+    if time.monotonic() > until:
+        raise Failed(_TOO_LONG)
     try:
-        # Not through the statement cache: a cached statement was authorized before.
-        cursor = db.cursor()
-        try:
-            rows = cursor.execute(statement, parameters, can_cache=False)
-            # Whole, at once: a cursor left half read keeps the transaction from ending.
-            found = [row for _, row in zip(range(ROWS_MAX + 1), rows, strict=False)]
-        finally:
-            cursor.close(True)
+        with _fenced(tx.db, until):
+            rows = _fetch(tx.db, statement, parameters)
     except apsw.InterruptError as error:
-        raise Failed(f"ran longer than {STATEMENT_S_MAX:g} s") from error
+        raise Failed(_TOO_LONG) from error
     except apsw.AuthError as error:
-        raise Failed(
-            "not allowed here: transactions, savepoints, pragmas, attach, schema changes "
-            "and writes to receiver_ tables"
-        ) from error
+        raise Failed(_NOT_ALLOWED) from error
     except (apsw.FullError, apsw.IOError, apsw.CorruptError):
         raise
     except (apsw.Error, TypeError, ValueError, OverflowError) as error:
         raise Failed(str(error)[:500]) from error
-    finally:
-        fence.closed = False
-        db.set_progress_handler(None)
-    if len(found) > ROWS_MAX:
+    if len(rows) > ROWS_MAX:
         raise Failed(f"returned more than {ROWS_MAX} rows: add a limit")
-    return found
+    return rows
+
+
+@contextlib.contextmanager
+def _fenced(db: apsw.Connection, until: float) -> Iterator[None]:
+    fence = fence_of(db)
+    # A parameter's own code may run a statement within this one: what it finds it must leave.
+    outer, fence.closed = fence.closed, True
+    db.set_progress_handler(lambda: time.monotonic() > until, _STEPS)
+    try:
+        yield
+    finally:
+        fence.closed = outer
+        if not outer:
+            db.set_progress_handler(None)
+
+
+def _fetch(
+    db: apsw.Connection, statement: str, parameters: Sequence[Value]
+) -> list[tuple[Value, ...]]:
+    cursor = db.cursor()
+    try:
+        # Not through the statement cache: a cached statement was authorized before.
+        rows = cursor.execute(statement, parameters, can_cache=False)
+        # Whole, at once: a cursor left half read keeps the transaction from ending.
+        return list(itertools.islice(rows, ROWS_MAX + 1))
+    finally:
+        cursor.close(True)

@@ -8,6 +8,7 @@ https://www.sqlite.org/howtocorrupt.html (2.2)
 
 import os
 import sys
+from urllib.parse import unquote, urlsplit
 
 _protected: dict[str, tuple[int, int]] = {}
 _installed = False
@@ -47,7 +48,9 @@ def _refuse(event: str, arguments: tuple[object, ...]) -> None:
 
 
 def _is_protected(target: str) -> bool:
-    if os.path.realpath(target.removeprefix("file:").partition("?")[0]) in _protected:
+    if target.startswith("file:"):
+        target = unquote(urlsplit(target).path)
+    if os.path.realpath(target) in _protected:
         return True
     try:
         status = os.stat(target)

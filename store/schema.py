@@ -81,6 +81,11 @@ create table receiver_parked (
 create index receiver_parked_on
   on receiver_parked (kind, source, account, key, operation);
 
+create trigger receiver_events_no_delete before delete on receiver_events
+begin
+  select raise(abort, 'receiver: events are never deleted, or they would be applied again');
+end;
+
 create trigger receiver_events_unpark after update of state on receiver_events
 when old.state = 'parked' and new.state <> 'parked'
 begin
@@ -129,6 +134,27 @@ create table receiver_operations (
   check ((kind = 'reverse') = (target_operation is not null))
 ) strict, without rowid;
 
+-- Kept for ever, as they are: without its claim an operation would be made again. A claim of a
+-- key that is taken is skipped, whatever conflict clause asks for it to be replaced.
+create trigger receiver_operations_once before insert on receiver_operations
+when exists (
+  select 1 from receiver_operations
+  where source = new.source and account = new.account
+    and subject = new.subject and operation = new.operation)
+begin
+  select raise(ignore);
+end;
+
+create trigger receiver_operations_no_update before update on receiver_operations
+begin
+  select raise(abort, 'receiver: a claim is never changed');
+end;
+
+create trigger receiver_operations_no_delete before delete on receiver_operations
+begin
+  select raise(abort, 'receiver: a claim is never deleted');
+end;
+
 create index receiver_operations_event on receiver_operations (event) where event is not null;
 
 create table receiver_names (
@@ -147,9 +173,20 @@ create table receiver_links (
   primary key (source, account, customer)
 ) strict, without rowid;
 
+-- 0 is due now, whatever clock wrote the row.
 create trigger receiver_links_release after insert on receiver_links
 begin
-  update receiver_events set state = 'pending', next_attempt_ms = new.created_ms
+  update receiver_events set state = 'pending', next_attempt_ms = 0
+  where id in (
+      select event from receiver_parked
+      where kind = 'link' and source = new.source and account = new.account
+        and key = new.customer and operation = '')
+    and state = 'parked';
+end;
+
+create trigger receiver_links_release_moved after update on receiver_links
+begin
+  update receiver_events set state = 'pending', next_attempt_ms = 0
   where id in (
       select event from receiver_parked
       where kind = 'link' and source = new.source and account = new.account
@@ -250,7 +287,7 @@ begin
   values (new.workspace, new.unit, new.amount)
   on conflict (workspace, unit) do update set balance = balance + excluded.balance;
 
-  update receiver_events set state = 'pending', next_attempt_ms = new.created_ms
+  update receiver_events set state = 'pending', next_attempt_ms = 0
   where id in (
       select event from receiver_parked
       where kind = 'entry' and source = new.source and account = new.account

@@ -47,6 +47,11 @@ class _Waiting(Job[T]):
         self.future = future
         self.deadline = deadline
 
+    @property
+    def is_due(self) -> bool:
+        """Work that nobody waits for."""
+        return self.deadline == float("inf")
+
     def answer(self) -> None:
         if self.future.done():
             return
@@ -102,6 +107,8 @@ class Writer:
 
     async def close(self) -> None:
         """Write what was accepted, then accept nothing more."""
+        # What is due stays due in the file, and nobody waits for it.
+        self._queue = deque(job for job in self._queue if not job.is_due)
         while self._queue and self._stopped is None:
             await asyncio.wait([self._queue[-1].future])
         self._stop("the server is stopping")
@@ -152,7 +159,7 @@ class Writer:
         try:
             if not (self._store.run(tx, batch) and self._store.commit()):
                 batch = put_back(self._queue, batch)
-        except Exception as error:
+        except BaseException as error:
             # Whatever it was, none of these is durable for certain.
             _refuse(batch, str(error))
             raise
@@ -190,7 +197,7 @@ class Writer:
 
     def _enqueue_due(self) -> None:
         # The last ones first: until they are settled they would only be found again.
-        if self._due_waiting:
+        if self._due_waiting or self._stopped is not None:
             return
         for job in self._store.look(self._due) or ():
             future: asyncio.Future[Any] = self._loop.create_future()
@@ -208,8 +215,10 @@ class Writer:
             self._schedule()
 
     def _refuse_overdue(self, now: float) -> None:
-        while self._queue and self._queue[0].deadline < now:
-            _refuse([self._queue.popleft()], "another process holds the write lock")
+        overdue = [job for job in self._queue if job.deadline < now]
+        if overdue:
+            self._queue = deque(job for job in self._queue if job.deadline >= now)
+            _refuse(overdue, "another process holds the write lock")
 
     def _refuse_all(self, why: str) -> None:
         _refuse(self._queue, why)

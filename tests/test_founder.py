@@ -30,8 +30,12 @@ def notes(store: Store) -> list[str]:
     return store.write(lambda tx: [text for (text,) in tx.db.execute("select text from notes")])
 
 
+def execute(tx: Tx, statement: str, *parameters: founder.Value) -> list[tuple[founder.Value, ...]]:
+    return founder.execute(tx, statement, parameters, founder.deadline())
+
+
 def write_note(tx: Tx, text: str) -> None:
-    founder.execute(tx.db, "insert into notes (text) values (?)", (text,))
+    execute(tx, "insert into notes (text) values (?)", text)
 
 
 def keep_rows(tx: Tx, why: str) -> list[tuple[founder.Value, ...]]:
@@ -73,7 +77,7 @@ def keep_rows(tx: Tx, why: str) -> list[tuple[founder.Value, ...]]:
 def test_what_is_not_allowed_fails_and_leaves_nothing(app_store: Store, statement: str) -> None:
     def handler(tx: Tx) -> None:
         write_note(tx, "before")
-        founder.execute(tx.db, statement, ())
+        execute(tx, statement)
 
     bad, good = Job(handler), Job(lambda tx: write_note(tx, "neighbour"))
     app_store.write_all([bad, good])
@@ -89,13 +93,11 @@ def test_a_refusal_is_not_cached_away(app_store: Store) -> None:
     app_store.write(lambda tx: tx.db.execute(statement))
 
     with pytest.raises(Failed, match="not allowed"):
-        app_store.write(lambda tx: founder.execute(tx.db, statement, ()))
+        app_store.write(lambda tx: execute(tx, statement))
 
 
 def test_reading_our_tables_is_allowed(app_store: Store) -> None:
-    rows = app_store.write(
-        lambda tx: founder.execute(tx.db, "select count(*) from receiver_events", ())
-    )
+    rows = app_store.write(lambda tx: execute(tx, "select count(*) from receiver_events"))
 
     assert rows == [(0,)]
 
@@ -103,12 +105,12 @@ def test_reading_our_tables_is_allowed(app_store: Store) -> None:
 def test_a_statement_that_never_ends_is_stopped(
     app_store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(founder, "STATEMENT_S_MAX", 0.2)
+    monkeypatch.setattr(founder, "SQL_S_MAX", 0.2)
     endless = "with recursive n(i) as (select 1 union all select i + 1 from n) select max(i) from n"
     started = time.monotonic()
 
     with pytest.raises(Failed, match="longer than"):
-        app_store.write(lambda tx: founder.execute(tx.db, endless, ()))
+        app_store.write(lambda tx: execute(tx, endless))
 
     assert time.monotonic() - started < 5
 
@@ -116,13 +118,13 @@ def test_a_statement_that_never_ends_is_stopped(
 def test_an_endless_write_leaves_none_of_its_rows_and_its_neighbours_theirs(
     app_store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(founder, "STATEMENT_S_MAX", 0.1)
+    monkeypatch.setattr(founder, "SQL_S_MAX", 0.1)
     endless = (
         "with recursive n(i) as (select 1 union all select i + 1 from n)"
         " insert into notes (text) select 'x' from n"
     )
     bad = Job(
-        lambda tx: founder.execute(tx.db, endless, ()),
+        lambda tx: execute(tx, endless),
         keep=keep_rows,
     )
     neighbours = [Job(functools.partial(write_note, text=f"n{n}")) for n in range(3)]
@@ -140,7 +142,7 @@ def test_too_many_rows_fail_instead_of_filling_memory(app_store: Store) -> None:
     )
 
     with pytest.raises(Failed, match="add a limit"):
-        app_store.write(lambda tx: founder.execute(tx.db, many, ()))
+        app_store.write(lambda tx: execute(tx, many))
 
 
 @pytest.mark.parametrize(
@@ -158,7 +160,7 @@ def test_a_job_that_ends_the_transaction_is_kept_and_its_neighbours_commit(
     def bad(tx: Tx) -> None:
         runs["bad"] += 1
         write_note(tx, "bad")
-        founder.execute(tx.db, killer, ())
+        execute(tx, killer)
 
     jobs = [
         Job(lambda tx: neighbour(tx, "before")),
@@ -180,7 +182,7 @@ def test_a_job_that_swallows_the_error_of_a_lost_transaction_is_found_out(
 ) -> None:
     def sly(tx: Tx) -> None:
         try:
-            founder.execute(tx.db, "insert into poison values (1)", ())
+            execute(tx, "insert into poison values (1)")
         except Failed:
             return
 
@@ -201,7 +203,7 @@ def test_a_constraint_that_is_checked_at_commit_costs_only_its_own_job(app_store
 
     app_store.write(tables)
     orphan = Job(
-        lambda tx: founder.execute(tx.db, "insert into child values (99)", ()),
+        lambda tx: execute(tx, "insert into child values (99)"),
         keep=keep_rows,
     )
     good = Job(lambda tx: write_note(tx, "good"))

@@ -18,6 +18,8 @@ OPENERS: list[Callable[[str], object]] = [
     lambda path: os.open(os.fsencode(path), os.O_RDONLY),
     lambda path: sqlite3.connect(path),
     lambda path: sqlite3.connect(f"file:{path}?mode=ro", uri=True),
+    lambda path: sqlite3.connect("file://localhost" + path, uri=True),
+    lambda path: sqlite3.connect("file:" + path.replace("receiver", "r%65ceiver"), uri=True),
     lambda path: shutil.copyfile(path, path + ".copy"),
 ]
 

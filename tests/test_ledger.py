@@ -186,7 +186,7 @@ def test_an_entry_by_the_app_makes_due_what_was_parked_on_it(store: Store) -> No
 
     released = store.write(lambda tx: inbox.by_row(tx, row))
     assert released is not None
-    assert (released.state, released.next_attempt_ms) == ("pending", 5)
+    assert (released.state, released.next_attempt_ms) == ("pending", 0)
     assert store.write(lambda tx: parked.of_event(tx, row)) is None
 
 
@@ -211,6 +211,52 @@ def park_on_grant(tx: Tx) -> int:
     inbox.settle(tx, row, "parked", "waits")
     parked.wait(tx, row, Fact("entry", "stripe", "", GRANT.subject, GRANT.operation))
     return row
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "update receiver_operations set amount = 1",
+        "update or replace receiver_operations set subject = 'in_2'",
+        "delete from receiver_operations",
+        "delete from receiver_events",
+    ],
+)
+def test_another_process_can_not_make_a_claim_or_an_event_forgotten(
+    store: Store, statement: str
+) -> None:
+    store.write(grant)
+    store.write(park_on_grant)
+
+    answer = app(store, statement)
+
+    assert "receiver: " in str(answer["error"])
+
+
+@pytest.mark.parametrize("verb", ["insert", "insert or replace", "insert or ignore", "replace"])
+def test_a_claim_that_is_there_stays_as_it_is(store: Store, verb: str) -> None:
+    store.write(grant)
+
+    app(
+        store,
+        f"{verb} into receiver_operations (source, account, subject, operation, kind, created_ms)"
+        " values ('stripe', '', 'in_1', 'initial-credit-grant', 'call', 1)",
+    )
+
+    known = store.write(lambda tx: operations.find(tx, GRANT))
+    assert known == Claim("grant", "acme", "credits", 100)
+
+
+def test_a_link_that_the_app_moves_releases_what_waited_for_it(store: Store) -> None:
+    row = store.write(park_on_grant)
+    store.write(lambda tx: parked.wait(tx, row, Fact("link", "stripe", "", "cus_2")))
+    store.write(lambda tx: links.add(tx, "stripe", "", "cus_1", "acme"))
+
+    app(store, "update receiver_links set customer = 'cus_2'")
+
+    released = store.write(lambda tx: inbox.by_row(tx, row))
+    assert released is not None
+    assert released.state == "pending"
 
 
 def test_a_link_of_one_account_is_not_anothers(store: Store) -> None:

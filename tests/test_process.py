@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from receiver.process import NotReplayable
-from store import attempts, conflicts, inbox, ledger, links, parked
+from store import attempts, conflicts, founder, inbox, ledger, links, parked
 from store.database import Tx
 from store.operations import Key
 from store.parked import Fact
@@ -233,7 +233,7 @@ def test_a_released_event_is_pending_and_due_in_the_same_commit_as_the_fact(worl
     world.store.write(add_link)
 
     row = world.event("evt_1")
-    assert (row.state, row.next_attempt_ms) == ("pending", world.clock())
+    assert (row.state, row.next_attempt_ms) == ("pending", 0)
 
 
 def test_a_due_time_far_ahead_is_due_now(world: World) -> None:
@@ -565,6 +565,45 @@ try:
 except Exception:
     pass
 """,
+        # A transaction that was lost must not turn the next statement into one of its own.
+        """
+for statement in ('insert into poison values (1)', "insert into plan_history values ('x', 'y')"):
+    try:
+        tx.sql(statement)
+    except Exception:
+        pass
+try:
+    tx.grant('credits', 10, workspace='acme')
+except Exception:
+    pass
+""",
+        "raise KeyboardInterrupt",
+        "raise GeneratorExit",
+        "import asyncio; raise asyncio.CancelledError",
+        "class Odd(Exception):\n  def __str__(self): raise ValueError\nraise Odd",
+        "raise ValueError('\\ud800')",
+        "raise Park('x', subject='s', operation='')",
+        "raise Park('x', customer=b'cus')",
+        """
+class Sly(dict):
+    def __missing__(self, name):
+        tx.sql('select 1')
+        return 1
+tx.sql("select :a; delete from receiver_links; commit", Sly())
+""",
+        """
+import threading
+errors = []
+def other():
+    try:
+        tx.sql("insert into plan_history values ('thread', 'y')")
+    except Exception as error:
+        errors.append(error)
+thread = threading.Thread(target=other)
+thread.start()
+thread.join()
+raise errors[0]
+""",
     ],
 )
 def test_a_handler_that_fails_leaves_none_of_its_writes_and_its_event_pending(
@@ -580,6 +619,62 @@ def test_a_handler_that_fails_leaves_none_of_its_writes_and_its_event_pending(
     assert world.balance() == 0
     tried = world.store.write(lambda tx: attempts.of_event(tx, row.id))
     assert [(one.attempt, one.outcome) for one in tried] == [(1, "failed")]
+
+
+def test_a_handler_that_is_a_generator_or_async_is_a_failure_not_a_success(world: World) -> None:
+    later = "def welcome(event, tx):\n  yield tx.grant('credits', 1, workspace='acme')\n"
+    (world.folder / "handlers.py").write_text(later)
+    world.configure(CONFIG)
+
+    assert run(world, "evt_1", "") == "pending!"
+    assert "generator" in str(world.event("evt_1").last_error)
+
+
+def test_statements_of_one_handler_have_one_time_limit(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(founder, "SQL_S_MAX", 0.1)
+
+    assert run(world, "evt_1", "while True: tx.sql('select 1')") == "pending!"
+    assert "longer than" in str(world.event("evt_1").last_error)
+
+
+def test_a_refusal_that_a_handler_swallows_leaves_no_claim_behind(world: World) -> None:
+    world.store.write(
+        lambda tx: tx.db.execute(
+            """
+            create trigger not_today before insert on receiver_ledger
+            begin select raise(abort, 'not today'); end
+            """
+        )
+    )
+    swallow = "\ntry: tx.grant('credits', 1, workspace='acme', operation='bonus')"
+    assert run(world, "evt_1", swallow + "\nexcept Exception: pass") == "done"
+    world.store.write(lambda tx: tx.db.execute("drop trigger not_today"))
+
+    assert run(world, "evt_2", "tx.grant('credits', 1, workspace='acme', operation='bonus')") == (
+        "done"
+    )
+
+    claimed = world.query("select subject from receiver_operations where operation = 'bonus'")
+    assert claimed == [("evt_2",)]
+    assert world.balance() == 1
+
+
+def test_full_text_search_of_the_app_works_in_an_effect(world: World) -> None:
+    world.store.write(lambda tx: tx.db.execute("create virtual table found using fts5 (text)"))
+    code = "tx.sql(\"insert into found values ('a paid invoice')\")"
+
+    assert run(world, "evt_1", code) == "done"
+    assert world.query("select * from found where found match 'paid'") == [("a paid invoice",)]
+
+
+def test_a_fork_in_a_handler_never_becomes_a_second_server(world: World) -> None:
+    """The child ends where it comes back; the parent goes on."""
+    code = "import os\nif os.fork() == 0: raise SystemExit\nos.wait()"
+
+    assert run(world, "evt_1", code) == "done"
+    assert world.state("evt_1") == "done"
 
 
 def test_a_failed_handler_runs_again_on_redelivery_and_applies_once(world: World) -> None:
@@ -629,7 +724,7 @@ def test_tx_is_dead_after_the_handler_returned(world: World) -> None:
     functions = world.processor.handlers.functions
     kept = functions["welcome"].__globals__["seen"][0]
 
-    with pytest.raises(RuntimeError, match="ended with the handler"):
+    with pytest.raises(RuntimeError, match="until it returns"):
         kept.sql("select 1")
 
 

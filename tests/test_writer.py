@@ -221,6 +221,53 @@ def test_a_replaced_database_means_nothing_more_is_acknowledged(
     assert len(fatal) == 1
 
 
+def test_a_replaced_shm_means_nothing_more_is_acknowledged(store: Store) -> None:
+    """With another -shm, others would not see our commits, nor we theirs."""
+    fatal: list[str] = []
+
+    async def use(writer: Writer) -> None:
+        await writer.submit(noting("before"))
+        os.unlink(store.path + "-shm")
+        with pytest.raises(Unavailable):
+            await writer.submit(noting("after"))
+
+    with_writer(store, use, fatal=fatal)
+
+    assert len(fatal) == 1
+
+
+def test_a_due_job_in_front_does_not_switch_off_the_refusal_of_those_behind(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer_module, "WAIT_S_MAX", 0.2)
+    monkeypatch.setattr(writer_module, "DUE_EVERY_S", 0.01)
+
+    async def use(writer: Writer) -> None:
+        holder = await hold(store)
+        await until(lambda: len(writer._queue) == 1)
+        with pytest.raises(Unavailable, match="lock"):
+            await writer.submit(noting("a"))
+        await asyncio.wait_for(writer.close(), 1)
+        await let_go(holder)
+
+    with_writer(store, use, due=lambda snapshot, now_ms: [Job(noting("due"))])
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, asyncio.CancelledError, GeneratorExit])
+def test_no_error_of_a_job_leaves_the_transaction_open(
+    store: Store, error: type[BaseException]
+) -> None:
+    def bad(tx: Tx) -> str:
+        note(tx, "undone")
+        raise error
+
+    jobs = [Job(noting("a")), Job(bad), Job(noting("b"))]
+    store.write_all(jobs)
+
+    assert isinstance(jobs[1].error, error)
+    assert notes(store) == ["a", "b"]
+
+
 def test_a_full_disk_refuses_and_the_next_delivery_after_it_is_written(store: Store) -> None:
     """max_page_count makes SQLite itself say that the disk is full."""
 
