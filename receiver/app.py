@@ -55,10 +55,9 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What goes back: a status and one word."""
+    """What goes back: a status, and one word as the body."""
 
     status: int
-    word: str
     headers: tuple[tuple[bytes, bytes], ...]
     body: bytes
 
@@ -70,7 +69,7 @@ def answer(status: int, word: str, *extra: tuple[bytes, bytes]) -> Answer:
         (b"content-length", str(len(body)).encode()),
         *extra,
     )
-    return Answer(status, word, headers, body)
+    return Answer(status, headers, body)
 
 
 _RETRY = (b"retry-after", str(RETRY_AFTER_S).encode())
