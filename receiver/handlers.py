@@ -47,7 +47,8 @@ class HandlerEvent(msgspec.Struct, frozen=True):
 class HandlerTx:
     """The open transaction as a handler sees it: dead once the handler has returned.
 
-    Amounts and records default to the rule's own operation and subject. Each method returns
+    A grant is made under the rule's own operation if it names no other; what else the handler
+    does needs a name of its own. The subject is the rule's if none is given. Each method returns
     False where its change was made before, and raises Park or Quarantine as a rule would.
     """
 
