@@ -1,6 +1,7 @@
 """Takes HTTP requests off the wire, so that slow, large or broken ones cost little."""
 
 import asyncio
+import itertools
 import socket
 import urllib.parse
 from collections import OrderedDict
@@ -102,6 +103,8 @@ class Gate:
         self.open: set[Connection] = set()
         self.idle: OrderedDict[Connection, None] = OrderedDict()
         self.waiting: OrderedDict[Connection, None] = OrderedDict()
+        #: Those that hold bytes of bodies, the longest first.
+        self.holding: OrderedDict[Connection, None] = OrderedDict()
         self.bytes_held = 0
         self.bytes_held_peak = 0
         self.bytes_received = 0
@@ -142,15 +145,24 @@ class Gate:
         """Count a new connection, and close the oldest that waits if it is one too many."""
         self.open.add(connection)
         if len(self.open) > self.limits.connections_max:
-            self._evict(self.idle, self.waiting, spare=connection)
+            self._evict(connection)
 
     def hold(self, size: int, connection: "Connection") -> None:
-        """Count bytes of a body, and give up the slowest one if all bodies are too much."""
+        """Count bytes of a body, and give up the slowest ones if all bodies are too much."""
         self.bytes_received += size
         self.bytes_held += size
-        self.bytes_held_peak = max(self.bytes_held_peak, self.bytes_held)
+        connection.held_bytes += size
+        self.holding[connection] = None
         if self.bytes_held > self.bodies_bytes_max:
-            self._evict(self.waiting, spare=connection)
+            self._make_room(connection)
+        self.bytes_held_peak = max(self.bytes_held_peak, self.bytes_held)
+
+    def release(self, size: int, connection: "Connection") -> None:
+        """Bytes that were held are not any more."""
+        self.bytes_held -= size
+        connection.held_bytes -= size
+        if not connection.held_bytes:
+            self.holding.pop(connection, None)
 
     def forget(self, connection: "Connection") -> None:
         """A connection is gone."""
@@ -164,14 +176,22 @@ class Gate:
         self.idle.pop(connection, None)
         self.waiting.pop(connection, None)
 
-    def _evict(self, *orders: "OrderedDict[Connection, None]", spare: "Connection") -> None:
-        for order in orders:
-            victim = next((each for each in order if each is not spare), None)
-            if victim is not None:
-                victim.give_up(503)
+    # Where all the others are being worked on, it is the newcomer that has to come again.
+
+    def _evict(self, newcomer: "Connection") -> None:
+        order = itertools.chain(self.idle, self.waiting)
+        victim = next((each for each in order if each is not newcomer), None)
+        if victim is None:
+            newcomer.refuse(503)
+        else:
+            victim.give_up(503)
+
+    def _make_room(self, newcomer: "Connection") -> None:
+        for each in [each for each in self.holding if each.stage is BODY and each is not newcomer]:
+            each.give_up(503)
+            if self.bytes_held <= self.bodies_bytes_max:
                 return
-        # All the others are being worked on, so it is the newcomer that has to come again.
-        spare.refuse(503)
+        newcomer.refuse(503)
 
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
         now = loop.time()
@@ -296,6 +316,7 @@ class Connection(HttpToolsProtocol):
         self.in_head = False
         self.head_bytes = 0
         self.blank_bytes = 0
+        self.held_bytes = 0
         self.lingering_bytes = -1
 
     # The transport's calls.
@@ -499,6 +520,7 @@ class Connection(HttpToolsProtocol):
         """Close a connection whose peer is too slow or in the way, with a word if one is due."""
         if self.transport.is_closing():
             # The peer does not take what was written to it.
+            self._abandon()
             self.transport.abort()
         elif self.stage in (HEAD, BODY):
             self.refuse(status)
@@ -552,17 +574,13 @@ class Connection(HttpToolsProtocol):
         return [self.running, *queued] if self.running is not None else queued
 
     def _hold(self, exchange: Exchange, size: int) -> None:
-        if exchange.held_bytes < 0:
-            return
-        exchange.held_bytes += size
-        self.gate.hold(size, self)
-        if exchange.held_bytes > self.gate.limits.body_bytes_max:
-            # The app throws it away: it is too large.
-            self._release(exchange)
+        if exchange.held_bytes >= 0:
+            exchange.held_bytes += size
+            self.gate.hold(size, self)
 
     def _release(self, exchange: Exchange) -> None:
         if exchange.held_bytes > 0:
-            self.gate.bytes_held -= exchange.held_bytes
+            self.gate.release(exchange.held_bytes, self)
         exchange.held_bytes = -1
 
     def _linger(self) -> None:
