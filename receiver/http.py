@@ -91,8 +91,9 @@ class _TooLarge(Exception):
 class Gate:
     """What the connections of one listener share: their limits, their order of age, one timer.
 
-    `waiting` holds those that wait for their peer, the oldest first; idle ones apart, since
-    closing them harms nobody.
+    `waiting` holds those that wait for their peer, the oldest first: a newcomer is last, so that
+    it can't be closed for the next one while a staller stays. Idle ones are apart, since closing
+    them harms nobody.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -327,7 +328,7 @@ class Connection(HttpToolsProtocol):
         if peer is not None and peer.family == socket.AF_UNIX:
             self.client = ("unix", 0)
         self.deadline = self.loop.time() + self.gate.seconds[NEW]
-        self.gate.idle[self] = None
+        self.gate.waiting[self] = None
         self.gate.admit(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -545,10 +546,7 @@ class Connection(HttpToolsProtocol):
             return
         self.stage = stage
         gate = self.gate
-        if before in (NEW, IDLE):
-            gate.idle.pop(self, None)
-        elif before is not BUSY:
-            gate.waiting.pop(self, None)
+        gate.unlist(self)
         if stage is IDLE:
             gate.idle[self] = None
         elif stage is not BUSY:
@@ -586,7 +584,7 @@ class Connection(HttpToolsProtocol):
     def _linger(self) -> None:
         self._abandon()
         self.lingering_bytes = 0
-        self.gate.idle.pop(self, None)
+        self.gate.unlist(self)
         self.gate.waiting[self] = None
         self.stage = DRAIN
         self.deadline = self.loop.time() + self.gate.seconds[DRAIN]

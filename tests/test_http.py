@@ -504,6 +504,22 @@ def test_slow_connections_make_room(rig: Make, start: bytes) -> None:
         each.socket.close()
 
 
+def test_newcomers_close_the_stallers_and_not_each_other(rig: Make) -> None:
+    made = rig(connections_max=10)
+    with contextlib.ExitStack() as kept:
+        stallers = [kept.enter_context(made.wire()) for _ in range(10)]
+        for each in stallers:
+            each.send(b"POST /x HTTP/1.1\r\ncontent-length: 9\r\n\r\n")
+        made.loop.until(lambda: [each.stage for each in made.gate.open] == [BODY] * 10)
+
+        newcomers = [kept.enter_context(made.wire()) for _ in range(9)]
+        last = newcomers[-1].socket.getsockname()
+        made.loop.until(lambda: last in [each.client for each in made.gate.open])
+
+        assert [each.ask(REQUEST).status for each in newcomers] == [200] * 9
+        assert stallers[0].answer().status == 503
+
+
 def test_requests_that_are_worked_on_are_never_closed_to_make_room(rig: Make) -> None:
     made = rig(connections_max=2)
     busy = [made.wire() for _ in range(2)]
