@@ -318,6 +318,7 @@ class Connection(HttpToolsProtocol):
         self.head_bytes = 0
         self.blank_bytes = 0
         self.held_bytes = 0
+        self.refusal = 0
         self.lingering_bytes = -1
 
     # The transport's calls.
@@ -345,7 +346,7 @@ class Connection(HttpToolsProtocol):
         return True
 
     def data_received(self, data: bytes) -> None:
-        if self.lingering_bytes >= 0:
+        if self.refusal or self.lingering_bytes >= 0:
             self._discard(len(data))
             return
         self.blank_bytes += len(data)
@@ -356,10 +357,10 @@ class Connection(HttpToolsProtocol):
             return
         except httptools.HttpParserError as error:
             cause = error.__context__
-            self.refuse(cause.status if isinstance(cause, _TooLarge) else 400, linger=True)
+            self._reject(cause.status if isinstance(cause, _TooLarge) else 400)
             return
         if self.blank_bytes > self.gate.limits.head_bytes_max:
-            self.refuse(431, linger=True)
+            self._reject(431)
             return
         self._settle()
 
@@ -530,6 +531,8 @@ class Connection(HttpToolsProtocol):
 
     def stage_now(self) -> int:
         """What the connection waits for, judged from what was parsed and answered."""
+        if self.lingering_bytes >= 0:
+            return DRAIN
         exchange = self.running
         if exchange is None:
             if self.in_head:
@@ -562,6 +565,24 @@ class Connection(HttpToolsProtocol):
             following, _ = self.pipeline.pop()
             assert isinstance(following, Exchange), "only exchanges are queued"
             self._run(following)
+        elif self.refusal:
+            self.refuse(self.refusal, linger=True)
+
+    def _reject(self, status: int) -> None:
+        """Nothing can be read on from here: refuse, once what came before is answered."""
+        broken = self.cycle
+        if self.pipeline and self.pipeline[0][0] is broken and broken.more_body:
+            self.pipeline.popleft()
+            self._release(broken)
+        if self.running is None or (self.running is broken and broken.more_body):
+            if broken is not None and broken is self.running and broken.response_complete:
+                self._linger()
+            else:
+                self.refuse(status, linger=True)
+            return
+        self.refusal = status
+        self.flow.pause_reading()
+        self._settle()
 
     def _close_when_answered(self) -> None:
         for exchange in self._exchanges():
@@ -584,10 +605,7 @@ class Connection(HttpToolsProtocol):
     def _linger(self) -> None:
         self._abandon()
         self.lingering_bytes = 0
-        self.gate.unlist(self)
-        self.gate.waiting[self] = None
-        self.stage = DRAIN
-        self.deadline = self.loop.time() + self.gate.seconds[DRAIN]
+        self._settle()
         self.flow.resume_reading()
         if self.transport.can_write_eof():
             self.transport.write_eof()

@@ -593,6 +593,40 @@ def test_too_many_requests_sent_ahead_are_refused(rig: Make) -> None:
         assert b"HTTP/1.1 400 " in wire.rest()
 
 
+@pytest.mark.parametrize(
+    ("broken", "status"),
+    [
+        (b"\x16\x03\x01\x02\x00", 400),
+        (b"POST /x HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\nzz\r\n", 400),
+        (b"POST /" + b"x" * (40 * KIB), 414),
+        (b"POST /x HTTP/1.1\r\n" + b"x: y\r\n" * 102, 431),
+    ],
+    ids=["garbage", "a broken body", "a long URL", "many headers"],
+)
+def test_what_came_before_a_broken_request_is_answered_first(
+    rig: Make, broken: bytes, status: int
+) -> None:
+    made = rig()
+    with made.wire() as wire:
+        wire.send(REQUEST + REQUEST + broken)
+
+        answers = [wire.answer() for _ in range(3)]
+
+        assert [each.status for each in answers] == [200, 200, status]
+        assert wire.rest() == b""
+    made.loop.until(lambda: made.gate.bytes_held == 0)
+
+
+def test_a_body_that_breaks_after_its_answer_gets_no_second_one(rig: Make) -> None:
+    with rig().wire() as wire:
+        wire.send(b"POST /early HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n")
+        assert wire.answer().status == 200
+
+        wire.send(b"zz\r\n")
+
+        assert wire.rest() == b""
+
+
 def test_a_peer_that_takes_no_answers_is_not_read_from(rig: Make) -> None:
     made = rig()
     large = REQUEST.replace(b"/x", b"/" + b"x" * 20_000)
