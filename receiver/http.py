@@ -41,6 +41,10 @@ IDLE_S = 130.0
 CONNECTIONS_MAX = 2048
 #: Requests sent ahead of their answers on one connection.
 PIPELINE_MAX = 16
+#: What a piece of a body counts as at least, in bytes, and how many bytes its pieces may fall
+#: short of that: each costs a call, so a body in chunks of one byte would hold up all others.
+PIECE_BYTES_MIN = 64
+PIECES_SHORT_BYTES_MAX = 65_536
 #: Seconds between two looks at the deadlines.
 SWEEP_S = 0.25
 #: Bytes of a body held back for the app before reading stops.
@@ -48,7 +52,14 @@ BUFFER_BYTES_MAX = 65_536
 #: Seconds after which a refused sender is asked to try again.
 RETRY_AFTER_S = 5
 
-WORDS = {400: "rejected", 408: "timeout", 414: "rejected", 431: "rejected", 503: "unavailable"}
+WORDS = {
+    400: "rejected",
+    408: "timeout",
+    413: "too-large",
+    414: "rejected",
+    431: "rejected",
+    503: "unavailable",
+}
 
 # What a connection waits for: its first byte, the rest of the headers, the rest of the body, the
 # rest of a body that was answered already, the next request, us. Plain numbers: they are looked
@@ -81,8 +92,8 @@ class Limits:
         return (self.head_s, self.head_s, body_s, self.drain_s, self.idle_s, float("inf"))
 
 
-class _TooLarge(Exception):
-    """The head of a request is over a limit; `status` is the answer."""
+class _OverLimit(Exception):
+    """A request is over a limit; `status` is the answer."""
 
     def __init__(self, status: int) -> None:
         self.status = status
@@ -228,6 +239,7 @@ class Exchange(RequestResponseCycle):
         self.chunks_bytes = 0
         self.held_bytes = 0
         self.drained_bytes = 0
+        self.short_bytes = 0
         self._waiter: asyncio.Future[None] | None = None
         self._status = 0
         self._headers: Iterable[tuple[bytes, bytes]] = ()
@@ -357,7 +369,7 @@ class Connection(HttpToolsProtocol):
             return
         except httptools.HttpParserError as error:
             cause = error.__context__
-            self._reject(cause.status if isinstance(cause, _TooLarge) else 400)
+            self._reject(cause.status if isinstance(cause, _OverLimit) else 400)
             return
         if self.blank_bytes > self.gate.limits.head_bytes_max:
             self._reject(431)
@@ -388,14 +400,14 @@ class Connection(HttpToolsProtocol):
         self.url += url
         self.head_bytes += len(url)
         if self.head_bytes > self.gate.limits.head_bytes_max:
-            raise _TooLarge(414)
+            raise _OverLimit(414)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         # Called a dozen times a request, hence in one piece.
         limits = self.gate.limits
         self.head_bytes += len(name) + len(value) + 4
         if self.head_bytes > limits.head_bytes_max or len(self.headers) == limits.headers_max:
-            raise _TooLarge(431)
+            raise _OverLimit(431)
         if not self.in_head:
             return  # a trailer: nothing that we look at may come after the body
         name = name.lower()
@@ -416,7 +428,7 @@ class Connection(HttpToolsProtocol):
             self._run(exchange)
             return
         if len(self.pipeline) == PIPELINE_MAX:
-            raise _TooLarge(400)
+            raise _OverLimit(400)
         self.flow.pause_reading()
         self.pipeline.appendleft((exchange, self.app))
 
@@ -458,13 +470,19 @@ class Connection(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         self.blank_bytes = 0
         exchange = self.cycle
+        size = len(body)
+        if size < PIECE_BYTES_MIN:
+            exchange.short_bytes += PIECE_BYTES_MIN - size
+            if exchange.short_bytes > PIECES_SHORT_BYTES_MAX:
+                raise _OverLimit(413)
+            size = PIECE_BYTES_MIN
         if exchange.response_complete:
-            exchange.drained_bytes += len(body)
+            exchange.drained_bytes += size
             if exchange.drained_bytes > DRAIN_BODIES * self.gate.limits.body_bytes_max:
                 self.close()
             return
         exchange.take(body)
-        self._hold(exchange, len(body))
+        self._hold(exchange, size)
         if exchange.chunks_bytes > BUFFER_BYTES_MAX:
             self.flow.pause_reading()
 

@@ -452,6 +452,25 @@ def test_a_body_answered_early_is_read_for_a_limited_time(rig: Make) -> None:
         assert wire.drip(iter(lambda: b"a", b"")) == b""
 
 
+@pytest.mark.parametrize("path", [b"/x", b"/early"])
+def test_a_body_in_tiny_pieces_is_cut_off(rig: Make, path: bytes) -> None:
+    made = rig()
+    with made.wire() as wire:
+        head = b"POST " + path + b" HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n"
+        wire.send(head + b"1\r\nx\r\n" * 1_100 + b"0\r\n\r\n")
+        answers = wire.rest()
+
+    assert answers.count(b"HTTP/1.1 ") == 1
+    assert answers.startswith(b"HTTP/1.1 413 " if path == b"/x" else b"HTTP/1.1 ")
+
+
+def test_small_bodies_in_tiny_pieces_and_large_ones_in_small_pieces_are_fine(rig: Make) -> None:
+    head = b"POST /x HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n"
+    with rig().wire() as wire:
+        for piece, count in ((b"1\r\nx\r\n", 1_000), (b"40\r\n" + b"x" * 64 + b"\r\n", 10_000)):
+            assert wire.ask(head + piece * count + b"0\r\n\r\n").status == 200
+
+
 def test_a_sender_that_asks_first_is_told_to_go_on(rig: Make) -> None:
     head = b"POST /x HTTP/1.1\r\nexpect: 100-continue\r\ncontent-length: 2\r\n\r\n"
     with rig().wire() as wire:
