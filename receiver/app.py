@@ -3,11 +3,9 @@
 import asyncio
 import functools
 import ipaddress
-import itertools
 import json
 import logging
 import re
-import secrets
 import time
 import traceback
 import zlib
@@ -20,7 +18,7 @@ from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
 from receiver.config import Network, Settings, Source
-from receiver.http import RETRY_AFTER_S
+from receiver.http import RETRY_AFTER_S, request_ids
 from receiver.process import Processor
 from receiver.verify import Delivery, Event, Rejected, verify
 from store import rejections
@@ -224,12 +222,6 @@ class Deliveries:
         if log.isEnabledFor(logging.INFO):
             log_delivery(source.name, events, outcome.word, request_id, started)
         return AGAIN[outcome.word] if outcome.retry else DONE[outcome.word]
-
-
-def request_ids() -> Iterator[str]:
-    """Unique without asking anyone: a random part for the process, and a count."""
-    prefix = secrets.token_hex(4)
-    return (f"{prefix}-{number:x}" for number in itertools.count(1))
 
 
 async def respond(send: Send, reply: Answer, request_id: str) -> None:

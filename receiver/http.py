@@ -2,10 +2,11 @@
 
 import asyncio
 import itertools
+import secrets
 import socket
 import urllib.parse
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,6 +100,12 @@ class _OverLimit(Exception):
         self.status = status
 
 
+def request_ids() -> Iterator[str]:
+    """Unique without asking anyone: a random part, and a count."""
+    prefix = secrets.token_hex(4)
+    return (f"{prefix}-{number:x}" for number in itertools.count(1))
+
+
 class Gate:
     """What the connections of one listener share: their limits, their order of age, one timer.
 
@@ -109,6 +116,7 @@ class Gate:
 
     def __init__(self, limits: Limits) -> None:
         self.set_limits(limits)
+        self.request_ids = request_ids()
         self.stopping = False
         #: Set once it is stopping and the last connection is gone.
         self.emptied = asyncio.Event()
@@ -528,7 +536,7 @@ class Connection(HttpToolsProtocol):
         retry = f"retry-after: {RETRY_AFTER_S}\r\n" if status == 503 else ""
         head = (
             f"content-type: text/plain\r\ncontent-length: {len(word) + 1}\r\n{retry}"
-            f"connection: close\r\n\r\n{word}\n"
+            f"x-request-id: {next(self.gate.request_ids)}\r\nconnection: close\r\n\r\n{word}\n"
         )
         self.transport.write(STATUS_LINE[status] + head.encode())
         if linger:

@@ -326,6 +326,25 @@ def test_a_large_head_gets_431(rig: Make, head: bytes, status: int) -> None:
     assert made.echo.seen == []
 
 
+def test_every_refusal_carries_a_request_id_of_its_own(rig: Make) -> None:
+    made = rig(head_s=SHORT_S)
+    refused = {
+        400: b"\x16\x03\x01\x02\x00",
+        408: b"POST /x HTTP/1.1\r\nx-slow: ",
+        414: b"POST /" + b"x" * (40 * KIB) + b" HTTP/1.1\r\n\r\n",
+        431: b"POST /x HTTP/1.1\r\n" + b"x-a: b\r\n" * 102,
+        503: REQUEST.replace(b"/x", b"/mute"),
+    }
+    ids = set()
+    for status, text in refused.items():
+        with made.wire() as wire:
+            answer = wire.ask(text)
+            assert answer.status == status
+            ids.add(answer.headers["x-request-id"])
+
+    assert len(ids) == len(refused)
+
+
 def test_a_long_url_gets_414(rig: Make) -> None:
     with rig().wire() as wire:
         assert wire.ask(b"POST /" + b"x" * (40 * KIB) + b" HTTP/1.1\r\n\r\n").status == 414
