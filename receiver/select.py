@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from operator import ge, gt, le, lt
+from re import _constants, _parser  # type: ignore[attr-defined]  # undocumented, but stable
 from typing import Any, cast
 
 import jmespath
@@ -18,7 +19,9 @@ from jmespath.parser import ParsedResult
 KEY_CHARS_MAX = 500
 EXPRESSION_CHARS_MAX = 500
 PATTERN_CHARS_MAX = 500
-MATCH_CHARS_MAX = 1_000
+MATCH_CHARS_MAX = 256
+#: Steps of one search, as `_cost` counts them: about a fifth of a second.
+STEPS_MAX = 2_097_152
 TEMPLATE_DEPTH_MAX = 32
 SHOWN_CHARS_MAX = 60
 
@@ -485,39 +488,51 @@ def _pattern(text: str) -> re.Pattern[str]:
             pattern = re.compile(text)
     except (re.error, OverflowError, RecursionError, ValueError) as error:
         raise ValueError(f"matches has a bad regular expression: {error}") from error
-    if _repeats_a_repeat(text):
-        raise ValueError(
-            "matches repeats a group that itself holds a repeat, as in (a+)+: some texts would "
-            "take for ever; write it without, or make the inner one possessive (a++)"
-        )
+    # The parser's own reading: one of ours could differ from it, and then be wrong.
+    parsed = _parser.parse(text)
+    anchored = not pattern.flags & re.MULTILINE and next(iter(parsed), None) in _BEGINNINGS
+    _cost(parsed, 1 if anchored else _FREE)
     return pattern
 
 
-def _repeats_a_repeat(pattern: str) -> bool:
-    """Whether a group that repeats without bound holds something that does, too."""
-    holds_repeat = [False]
-    closed = False  # whether the token before closed a group that holds a repeat
-    for token in _REGEX_TOKEN.finditer(pattern):
-        kind = token.lastgroup
-        if kind == "open":
-            holds_repeat.append(False)
-        elif kind == "close" and len(holds_repeat) > 1:
-            closed = holds_repeat.pop()
-            holds_repeat[-1] |= closed
-            continue
-        elif kind == "repeat" and _is_open_ended(token["repeat"]):
-            if closed:
-                return True
-            holds_repeat[-1] = True
-        closed = False
-    return False
+def _cost(parsed: Any, ways: int) -> tuple[int, int]:
+    """In how many ways the items can match, and the steps to try them all, from `ways` on.
+
+    Raises ValueError if a text of MATCH_CHARS_MAX could take too many: a search holds up all
+    other work, and texts are chosen by strangers.
+    """
+    steps = 0
+    for operator, argument in parsed:
+        more, each = _item_cost(operator, argument)
+        steps += ways * each
+        ways *= more
+        if max(ways, steps) > STEPS_MAX:
+            raise ValueError(_TOO_SLOW)
+    return ways, steps
 
 
-def _is_open_ended(repeat: str) -> bool:
-    if repeat.endswith("+") and len(repeat) > 1:
-        return False  # possessive: it never gives back
-    most = repeat.strip("{}?+").rpartition(",")[2]
-    return repeat[0] in "*+" or ("," in repeat and (not most or int(most) > _FEW))
+def _item_cost(operator: Any, argument: Any) -> tuple[int, int]:
+    if operator in _PLAIN_ITEMS:
+        return 1, 1
+    if operator in _REPEATS:
+        return _repeat_cost(*argument)
+    if operator is _constants.SUBPATTERN:
+        return _cost(argument[3], 1)
+    if operator is _constants.BRANCH:
+        branches = [_cost(branch, 1) for branch in argument[1]]
+        return sum(ways for ways, _ in branches), sum(steps for _, steps in branches)
+    raise ValueError("matches takes no look-around, back-reference, condition or atomic group")
+
+
+def _repeat_cost(least: int, most: int, body: Any) -> tuple[int, int]:
+    ways, steps = _cost(body, 1)
+    if body.getwidth()[0] == 0 or (ways > 1 and most > _FEW):
+        raise ValueError(_TOO_SLOW)
+    if ways > 1:
+        return (most - least + 1) * ways**most, steps * ways**most
+    # A single character repeats within one step.
+    alone = len(body) == 1 and body[0][0] in _PLAIN_ITEMS
+    return min(most - least + 1, _FREE), steps if alone else steps * min(most, _FREE)
 
 
 def _is_number(value: object) -> bool:
@@ -681,8 +696,29 @@ def _cut(text: str) -> str:
     return text if len(text) <= SHOWN_CHARS_MAX else text[: SHOWN_CHARS_MAX - 3] + "..."
 
 
-# Bounded repeats up to this many are harmless inside a repeated group.
+# What an open-ended repeat counts as: places in a text of MATCH_CHARS_MAX, fewer since two of
+# them share it. An unanchored search has one more.
+_FREE = 64
+# Repeats of what can match in several ways.
 _FEW = 20
+_TOO_SLOW = (
+    "matches would take too long on some texts (write at most two of * and +, or three after a "
+    "leading ^; none of them around another one, around | or around what can be empty)"
+)
+_PLAIN_ITEMS = frozenset(
+    {
+        _constants.LITERAL,
+        _constants.NOT_LITERAL,
+        _constants.ANY,
+        _constants.IN,
+        _constants.AT,
+    }
+)
+_REPEATS = (_constants.MAX_REPEAT, _constants.MIN_REPEAT, _constants.POSSESSIVE_REPEAT)
+_BEGINNINGS = (
+    (_constants.AT, _constants.AT_BEGINNING),
+    (_constants.AT, _constants.AT_BEGINNING_STRING),
+)
 _SHOWN_BITS = 128
 _WORD_CHARS_MAX = 100
 _DATES = " (write a date as text, in quotes)"
@@ -720,11 +756,6 @@ _UNPRINTABLE = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u2028\\u2029\\ud800-\\udfff]
 _SURROGATE = re.compile("[\\ud800-\\udfff]")
 _BRACE = re.compile(r"[{}]")
 _IN_PLACEHOLDER = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|`(?:\\.|[^`\\])*`|[{}]""")
-_REGEX_TOKEN = re.compile(
-    r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|(?P<open>\()|(?P<close>\))"
-    r"|(?P<repeat>(?:[*+]|\{\d*,?\d*\})[?+]?)|.",
-    re.DOTALL,
-)
 _SQL_TOKEN = re.compile(
     r"""(?P<blank>\s+)"""
     r"""|(?P<quoted>'(?:[^']|'')*'|"(?:[^"]|"")*"|`[^`]*`|\[[^\]]*\])"""
