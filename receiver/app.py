@@ -26,6 +26,8 @@ from store.database import Tx
 from store.errors import Unavailable
 from store.writer import Writer
 
+#: Digits of an announced length.
+LENGTH_DIGITS_MAX = 20
 #: Members of one gzip body: each costs memory and time to begin.
 GZIP_MEMBERS_MAX = 16
 #: Characters of one value in a log line, and of a detail kept about a refusal.
@@ -248,8 +250,8 @@ def check_headers(headers: Pairs, source: Source, length_max: int) -> tuple[bool
     host = b""
     for name, value in headers:
         if name == b"content-length":
-            # The parser has let only digits through.
-            if int(value) > length_max:
+            # The parser has let only digits through, of any number.
+            if len(value) > LENGTH_DIGITS_MAX or int(value) > length_max:
                 raise Refused(TOO_LARGE, "too-large", f"{value.decode()} bytes were announced")
         elif name == b"content-encoding":
             compressed = check_encoding(value, source, compressed)
