@@ -386,10 +386,18 @@ class _Table:
             self.problem(key, f"{_cut(text)!r} is no address or network; write 10.0.0.0/8")
             return None
         try:
-            return ipaddress.ip_network(text)
+            return _unmapped(ipaddress.ip_network(text))
         except ValueError:
             self.problem(key, f"{text!r} is an address within a network; write {around}")
             return None
+
+
+def _unmapped(network: Network) -> Network:
+    """IPv4 within IPv6 as IPv4, which is how the peers' addresses are compared."""
+    mapped = network.version == 6 and network.network_address.ipv4_mapped
+    if not mapped or network.prefixlen < _MAPPED_PREFIX:
+        return network
+    return ipaddress.IPv4Network((mapped, network.prefixlen - _MAPPED_PREFIX))
 
 
 def _kind(value: object) -> str:
@@ -1143,6 +1151,8 @@ _KINDS: tuple[tuple[type, str], ...] = (
     (list, "a list"),
     (dict, "a table"),
 )
+# Bits of an IPv6 address before the IPv4 one in it.
+_MAPPED_PREFIX = 96
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]*", re.ASCII)
 _NAME_WORDS = (
     f"expected a name of at most {NAME_CHARS_MAX} characters: "

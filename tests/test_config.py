@@ -405,6 +405,22 @@ def test_the_peer_of_a_unix_socket_can_be_trusted(tmp_path: Path) -> None:
     assert trusted == ("unix", ipaddress.ip_network("10.0.0.1"))
 
 
+@pytest.mark.parametrize(
+    ("written", "network"),
+    [
+        ("::ffff:203.0.113.0/120", "203.0.113.0/24"),
+        ("::ffff:203.0.113.7", "203.0.113.7/32"),
+        ("::/64", "::/64"),
+    ],
+)
+def test_ipv4_networks_written_as_ipv6_are_what_peers_are_compared_with(
+    tmp_path: Path, written: str, network: str
+) -> None:
+    settings = taken(tmp_path, SOURCE + f'allow_ips = ["{written}"]\n')
+
+    assert settings.sources["stripe"].allow_ips == (ipaddress.ip_network(network),)
+
+
 def test_sources_of_one_sender_may_share_an_identity(tmp_path: Path) -> None:
     second = SOURCE.replace("[sources.stripe]", '[sources.connect]\nidentity = "stripe"')
 
