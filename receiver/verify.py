@@ -4,6 +4,7 @@ import base64
 import binascii
 import functools
 import hmac
+import itertools
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -272,7 +273,7 @@ def _prove(contract: Contract, check: Check, delivery: Delivery, reading: Readin
     if scheme.ts is not None:
         ts = _single(reading, scheme.ts)
     sent_ms = _sent_ms(scheme, ts)
-    id_ = b"" if scheme.id is None else _single(reading, scheme.id)
+    id_ = b"" if scheme.id is None else _signed_id(scheme, scheme.id, reading)
     for body in (delivery.body, delivery.inflated):
         if body is None:
             continue
@@ -339,6 +340,18 @@ def _single(reading: Reading, locator: Locator) -> bytes:
     if len(values) != 1:
         raise _bad(f"{locator.text} is {'there twice' if values else 'missing'}")
     return values[0]
+
+
+def _signed_id(scheme: Scheme, locator: Locator, reading: Reading) -> bytes:
+    """The id; one that holds what ends it in the signed text could be cut at another place.
+
+    standard-webhooks.md, "Signature scheme", warns its senders of a `.` in ids.
+    """
+    id_ = _single(reading, locator)
+    for part, following in itertools.pairwise(scheme.signed):
+        if part.kind == "id" and following.text and following.text in id_:
+            raise _bad(f"{locator.text} holds {following.text.decode()!r}, which ends it")
+    return id_
 
 
 def _content(

@@ -588,6 +588,21 @@ def test_the_signed_id_of_standard_webhooks_counts_as_signed() -> None:
     assert (event.event_id, event.id_signed, event.defect) == ("msg_1", True, None)
 
 
+def test_a_signed_message_cut_at_another_place_is_refused() -> None:
+    recent = NOW_MS // 1000
+    genuine = dict(sign(STANDARD, KEY, b"%d.{}" % recent, now_ms=NOW_MS, event_id="msg_1"))
+    stamp = genuine["webhook-timestamp"]
+
+    cut = genuine | {"webhook-id": f"msg_1.{stamp}", "webhook-timestamp": str(recent)}
+
+    assert event_of(contract_of(STANDARD), delivery_of(b"%d.{}" % recent, list(genuine.items())))
+    rejected = refusal(contract_of(STANDARD), delivery_of(b"{}", list(cut.items())))
+    assert (rejected.reason, rejected.detail) == (
+        "bad-signature",
+        "header:webhook-id holds '.', which ends it",
+    )
+
+
 def test_an_id_is_signed_only_if_no_header_could_have_come_before_it() -> None:
     table = SHAPES["bare hex sha1"]
     signed_first = parse({**table, "event_id": ["json:/id", "header:I"]})
