@@ -227,9 +227,14 @@ def _import(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except FileNotFoundError as error:
         raise HandlersError(f"handlers: {path} is not there") from error
-    except (Exception, SystemExit) as error:
-        # The file is the founder's: anything may come out of it.
-        raise HandlersError(
-            f"handlers: {path} can't be imported: {type(error).__name__}: {error}"[:500]
-        ) from error
+    except BaseException as error:
+        # The file is the founder's: anything may come out of it, and none of it may end us.
+        raise HandlersError(f"handlers: {path} can't be imported: {_words(error)}"[:500]) from error
     return module
+
+
+def _words(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except BaseException:
+        return type(error).__name__

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from receiver.config import ConfigError
 from receiver.process import NotReplayable
 from store import attempts, conflicts, founder, inbox, ledger, links, parked
 from store.database import Tx
@@ -726,6 +727,27 @@ def test_tx_is_dead_after_the_handler_returned(world: World) -> None:
 
     with pytest.raises(RuntimeError, match="until it returns"):
         kept.sql("select 1")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "raise KeyboardInterrupt",
+        "raise BaseException('out')",
+        "import asyncio; raise asyncio.CancelledError",
+        "raise type('Wordless', (Exception,), {'__str__': lambda self: 1 / 0})",
+        "raise type('Ending', (Exception,), {'__str__': lambda self: exit(3)})",
+        "def welcome(",
+        "exit(0)",
+    ],
+)
+def test_whatever_handlers_raise_when_imported_is_a_problem_of_the_config(
+    world: World, code: str
+) -> None:
+    (world.folder / "handlers.py").write_text(code)
+
+    with pytest.raises(ConfigError, match=r"handlers\.py can't be imported: "):
+        world.configure(CONFIG)
 
 
 # Again, by hand
