@@ -5,6 +5,7 @@ import inspect
 import os
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import MappingProxyType, ModuleType
@@ -22,6 +23,8 @@ from store.operations import Key
 
 #: JSON text of one record, in bytes.
 RECORD_BYTES_MAX = 65_536
+#: What the founder's module is called in Python.
+MODULE = "receiver_handlers"
 
 
 class HandlersError(Exception):
@@ -215,11 +218,19 @@ class Handlers:
             raise TypeError(f"{name} returned a {type(result).__name__}: none of it has run")
 
 
+def place_of(error: BaseException) -> str:
+    """file:line where a handler failed: its own last line, or the last one of all."""
+    calls = list(traceback.walk_tb(error.__traceback__))
+    own = [call for call in calls if call[0].f_globals.get("__name__") == MODULE]
+    frame, line = (own or calls)[-1]
+    return f"{Path(frame.f_code.co_filename).name}:{line}"
+
+
 def _import(path: Path) -> ModuleType:
     folder = str(path.parent.resolve())
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    spec = importlib.util.spec_from_file_location("receiver_handlers", path)
+    spec = importlib.util.spec_from_file_location(MODULE, path)
     assert spec is not None, "a file name always gives a spec"
     assert spec.loader is not None, "and a loader"
     module = importlib.util.module_from_spec(spec)

@@ -10,7 +10,7 @@ import msgspec
 
 from receiver import rules
 from receiver.config import ConfigError, Settings
-from receiver.handlers import Handlers, HandlersError
+from receiver.handlers import Handlers, HandlersError, place_of
 from receiver.said import Park, Quarantine
 from receiver.select import Unjudgeable
 from receiver.verify import Event, canonical, reread
@@ -297,7 +297,7 @@ def _settle(tx: Tx, row: int, verdict: Verdict) -> None:
 
 def _failed(tx: Tx, row: int, tried: int, started: float, error: BaseException) -> Verdict:
     words = f"{type(error).__name__}: {words_of(error)}"
-    logger.error("event %d: a handler failed: %s", row, words[:REASON_CHARS_MAX], exc_info=error)
+    logger.error("event %d: a handler failed: %s at %s", row, type(error).__name__, place_of(error))
     duration_ms = int((time.monotonic() - started) * 1000)
     _fail(tx, row, tried, words, duration_ms)
     return Verdict("pending", words)

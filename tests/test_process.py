@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from typing import Any
 
 import pytest
@@ -676,6 +677,18 @@ def test_a_fork_in_a_handler_never_becomes_a_second_server(world: World) -> None
 
     assert run(world, "evt_1", code) == "done"
     assert world.state("evt_1") == "done"
+
+
+def test_the_log_of_a_failed_handler_says_where_and_repeats_no_text(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert run(world, "evt_1", "import json\njson.loads('4242 SECRET')") == "pending!"
+
+    (record,) = caplog.records
+    assert re.fullmatch(
+        r"event \d+: a handler failed: JSONDecodeError at handlers\.py:\d+", record.getMessage()
+    )
+    assert record.exc_info is None
 
 
 def test_a_failed_handler_runs_again_on_redelivery_and_applies_once(world: World) -> None:
