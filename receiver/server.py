@@ -388,7 +388,10 @@ def open_sockets(settings: Settings) -> Sockets:
 
     Raises StartError.
     """
-    passed = systemd.take_sockets(os.environ, os.getpid(), os.getppid())
+    try:
+        passed = systemd.take_sockets(os.environ, os.getpid(), os.getppid())
+    except ValueError as error:
+        raise StartError(f"LISTEN_FDS: {error}") from error
     sockets = Sockets([], passed.pop("admin", []), [])
     for each in passed.values():
         sockets.public.extend(each)

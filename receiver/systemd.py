@@ -77,7 +77,8 @@ def take_sockets(environment: Environment, pid: int, parent: int) -> dict[str, l
     """The sockets that systemd passed, by name; unnamed ones are called ''.
 
     Those of LISTEN_PID `pid` are taken, and of `parent`, which is what it names in a one-file
-    executable. The variables are removed, so that no child takes them for its own.
+    executable. The variables are removed, so that no child takes them for its own. Raises
+    ValueError for a descriptor on which nobody can listen.
     """
     for_pid = environment.pop("LISTEN_PID", "")
     count = environment.pop("LISTEN_FDS", "")
@@ -86,12 +87,25 @@ def take_sockets(environment: Environment, pid: int, parent: int) -> dict[str, l
         return {}
     found: dict[str, list[socket.socket]] = {}
     for index in range(min(int(count), DESCRIPTORS_MAX)):
-        # The descriptor knows its own family; nothing here assumes one.
-        passed = socket.socket(fileno=FIRST_DESCRIPTOR + index)
-        passed.set_inheritable(False)
+        passed = _take(FIRST_DESCRIPTOR + index)
         name = names[index] if index < len(names) else ""
         found.setdefault(name, []).append(passed)
     return found
+
+
+def _take(descriptor: int) -> socket.socket:
+    try:
+        # The descriptor knows its own family; nothing here assumes one.
+        passed = socket.socket(fileno=descriptor)
+        listens = passed.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    except OSError as error:
+        raise ValueError(f"descriptor {descriptor} is no socket: {error.strerror}") from error
+    passed.set_inheritable(False)
+    if not listens:
+        raise ValueError(
+            f"descriptor {descriptor} is no listening stream socket (ListenStream= with Accept=no)"
+        )
+    return passed
 
 
 def _is_ours(for_pid: str, pid: int, parent: int) -> bool:

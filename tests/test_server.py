@@ -373,6 +373,24 @@ def test_sockets_passed_by_the_manager_win_over_the_config(start: Start, tmp_pat
         assert server.stop() == 0
 
 
+def test_a_passed_descriptor_on_which_nobody_can_listen_is_named(
+    start: Start, tmp_path: Path
+) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as good,
+        socket.socket(type=socket.SOCK_DGRAM) as datagrams,
+        open(tmp_path / "file", "w") as file,
+    ):
+        for bad, words in ((datagrams, "no listening stream socket"), (file, "no socket: ")):
+            passed = (os.dup2(good.fileno(), 60), os.dup2(bad.fileno(), 61))
+            server = start(passed=passed, LISTEN_FDS="2")
+            for each in passed:
+                os.close(each)
+
+            assert server.ended() == 1
+            assert f"error: LISTEN_FDS: descriptor 4 is {words}" in server.lines[-1]
+
+
 def test_tls_is_served_and_a_renewed_certificate_is_taken_on_reload(
     start: Start, tmp_path: Path
 ) -> None:
