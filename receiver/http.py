@@ -28,7 +28,8 @@ BODIES_BYTES_MAX = 67_108_864
 #: The request line and headers together, in bytes; also what may arrive without a body byte.
 HEAD_BYTES_MAX = 32_768
 HEADERS_MAX = 100
-#: Seconds from the connection, or the first byte of a later request, to the end of its headers.
+#: Seconds from the connection, its TLS handshake included, or from the first byte of a later
+#: request, to the end of the headers.
 HEAD_S = 5.0
 #: Seconds for a body: a start, and the time that the largest takes at a slow link's speed.
 BODY_S = 10.0
@@ -40,6 +41,8 @@ DRAIN_S = 5.0
 IDLE_S = 130.0
 #: Connections of one listener; another one closes the oldest that waits for its peer.
 CONNECTIONS_MAX = 2048
+#: Connections that wait to be accepted; all of them may be at once.
+BACKLOG = 2048
 #: Requests sent ahead of their answers on one connection.
 PIPELINE_MAX = 16
 #: What a piece of a body counts as at least, in bytes, and how many bytes its pieces may fall
@@ -79,6 +82,7 @@ class Limits:
     head_bytes_max: int = HEAD_BYTES_MAX
     headers_max: int = HEADERS_MAX
     connections_max: int = CONNECTIONS_MAX
+    backlog: int = BACKLOG
     head_s: float = HEAD_S
     body_s: float | None = None
     drain_s: float = DRAIN_S
@@ -316,6 +320,24 @@ class Exchange(RequestResponseCycle):
         self.transport.write(b"".join(parts))
 
 
+class Handshake:
+    """Stands in for the transport while TLS is agreed on: nothing can be written yet."""
+
+    def __init__(self, task: "asyncio.Task[Any]") -> None:
+        self._task = task
+
+    def is_closing(self) -> bool:
+        return self._task.cancelling() > 0
+
+    def write(self, text: bytes) -> None:
+        pass
+
+    def close(self) -> None:
+        self._task.cancel()
+
+    abort = close
+
+
 class Connection(HttpToolsProtocol):
     """uvicorn's protocol with limits and deadlines; nothing it refuses reaches the app."""
 
@@ -343,14 +365,22 @@ class Connection(HttpToolsProtocol):
 
     # The transport's calls.
 
+    def accepted(self, handshake: Handshake | None = None) -> None:
+        """Count from now on; a handshake counts like the connection that it becomes."""
+        if handshake is not None:
+            self.transport = handshake  # type: ignore[assignment]  # as much of it as is used
+        self.deadline = self.loop.time() + self.gate.seconds[NEW]
+        self.gate.waiting[self] = None
+        self.gate.admit(self)
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        counted = self.transport is not None
         super().connection_made(transport)
         peer: socket.socket | None = transport.get_extra_info("socket")
         if peer is not None and peer.family == socket.AF_UNIX:
             self.client = ("unix", 0)
-        self.deadline = self.loop.time() + self.gate.seconds[NEW]
-        self.gate.waiting[self] = None
-        self.gate.admit(self)
+        if not counted:
+            self.accepted()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.connections.discard(self)

@@ -28,7 +28,7 @@ from uvicorn.server import ServerState
 from receiver import app, config, systemd
 from receiver.app import App, log
 from receiver.config import Address, Settings, Tls
-from receiver.http import CONNECTIONS_MAX, HEAD_S, Connection, Gate, Limits
+from receiver.http import CONNECTIONS_MAX, Connection, Gate, Handshake, Limits
 from receiver.process import Processor
 from store import health
 from store.database import Store
@@ -42,13 +42,11 @@ ANSWER_S = 1.0
 #: Seconds that a readiness check waits for a commit, and that its result is good for.
 READY_WAIT_S = 2.0
 READY_FRESH_S = 1.0
-#: Connections that wait to be accepted, per listener.
-BACKLOG = 2048
 #: Connections of the admin listener.
 ADMIN_CONNECTIONS_MAX = 64
 #: A request body that the admin listener would read, in bytes.
 ADMIN_BYTES_MAX = 65_536
-#: Descriptors kept for everything but connections, and the most that are asked for.
+#: Descriptors kept for the file, the admin listener and the rest, and the most that are asked for.
 DESCRIPTORS_SPARE = 128
 DESCRIPTORS_MAX = 65_536
 #: Who may connect to a unix socket: the owner and the group, which a proxy joins.
@@ -90,7 +88,8 @@ def serve(
         return clock_ns() // 1_000_000
 
     lines = configure_log(sys.stderr, journal="JOURNAL_STREAM" in os.environ)
-    limits = Limits(connections_max=min(CONNECTIONS_MAX, raise_descriptor_limit()))
+    connections_max = min(CONNECTIONS_MAX, raise_descriptor_limit())
+    limits = Limits(connections_max=connections_max, backlog=connections_max)
     with (
         contextlib.closing(lines),
         contextlib.closing(open_sockets(settings)) as sockets,
@@ -154,7 +153,7 @@ class Server:
         admin.start()
         try:
             await self._begin()
-            listeners = await listen(self._gate, self._app, sockets.public, self._tls)
+            listeners = await listen(self._gate, self._app, sockets.public, self._certified)
             self._watch_signals()
             listening = self._announce(sockets)
             self._notifier.ready(self._status())
@@ -175,7 +174,7 @@ class Server:
         except Unavailable as error:
             raise StartError(f"{self._settings.database}: {error}") from error
 
-    async def _drain(self, listeners: Sequence[asyncio.AbstractServer]) -> None:
+    async def _drain(self, listeners: Sequence["asyncio.AbstractServer | TlsListener"]) -> None:
         """Take nothing new, answer what is under way, write it all."""
         close_all(listeners)
         self._gate.drain()
@@ -228,6 +227,9 @@ class Server:
         if self._tls is not None and settings.server.tls is not None:
             load_certificate(self._tls, settings.server.tls)
 
+    def _certified(self) -> ssl.SSLContext | None:
+        return self._tls
+
     def _limits_of(self, settings: Settings) -> Limits:
         return replace(self._limits, body_bytes_max=settings.server.body_bytes_max)
 
@@ -259,9 +261,12 @@ async def listen(
     gate: Gate,
     application: Callable[..., Any],
     sockets: Sequence[socket.socket],
-    tls: ssl.SSLContext | None,
-) -> list[asyncio.AbstractServer]:
-    """Accept connections on bound sockets, within the gate's limits."""
+    tls: Callable[[], ssl.SSLContext | None],
+) -> list["asyncio.AbstractServer | TlsListener"]:
+    """Accept connections on bound sockets, within the gate's limits.
+
+    `tls` is asked for the context of each new connection; None at first means plain HTTP.
+    """
     loop = asyncio.get_running_loop()
     settings = Config(
         application,
@@ -278,22 +283,64 @@ async def listen(
     settings.load()
     connect = functools.partial(Connection, gate, settings, ServerState(), {}, loop)
     gate.start(loop)
-    # The handshake comes before the protocol's own deadlines.
-    patience = HEAD_S if tls is not None else None
-    servers: list[asyncio.AbstractServer] = []
+    servers: list[asyncio.AbstractServer | TlsListener] = []
     for bound in sockets:
+        if tls() is not None:
+            servers.append(TlsListener(gate, connect, bound, tls))
+            continue
         create = loop.create_server
         if bound.family == socket.AF_UNIX:
             create = loop.create_unix_server  # type: ignore[assignment]  # the same but for `path`
-        servers.append(
-            await create(
-                connect, sock=bound, ssl=tls, ssl_handshake_timeout=patience, backlog=BACKLOG
-            )
-        )
+        servers.append(await create(connect, sock=bound, backlog=gate.limits.backlog))
     return servers
 
 
-def close_all(listeners: Sequence[asyncio.AbstractServer]) -> None:
+class TlsListener:
+    """Accepts connections that begin with a handshake, each counted from its first moment.
+
+    The event loop's own server tells nobody of a connection before its handshake is done.
+    """
+
+    def __init__(
+        self,
+        gate: Gate,
+        connect: Callable[[], Connection],
+        bound: socket.socket,
+        tls: Callable[[], ssl.SSLContext | None],
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._gate = gate
+        self._connect = connect
+        self._bound = bound
+        self._tls = tls
+        bound.setblocking(False)
+        bound.listen(gate.limits.backlog)
+        self._loop.add_reader(bound, self._accept)
+
+    def close(self) -> None:
+        self._loop.remove_reader(self._bound)
+        self._bound.close()
+
+    def _accept(self) -> None:
+        try:
+            peer, _ = self._bound.accept()
+        except OSError:
+            return  # gone already
+        connection = self._connect()
+        agreeing = self._loop.connect_accepted_socket(lambda: connection, peer, ssl=self._tls())
+        task = self._loop.create_task(agreeing)
+        task.add_done_callback(functools.partial(self._agreed, connection, peer))
+        connection.accepted(Handshake(task))
+
+    def _agreed(
+        self, connection: Connection, peer: socket.socket, task: "asyncio.Task[Any]"
+    ) -> None:
+        if task.cancelled() or task.exception() is not None:
+            self._gate.forget(connection)
+            peer.close()
+
+
+def close_all(listeners: Sequence["asyncio.AbstractServer | TlsListener"]) -> None:
     for listener in listeners:
         listener.close()
 
@@ -323,8 +370,14 @@ class AdminThread:
         self._loop = asyncio.get_running_loop()
         self._loop.set_exception_handler(report_loop_error)
         self._stop = asyncio.Event()
-        gate = Gate(Limits(connections_max=ADMIN_CONNECTIONS_MAX, body_bytes_max=ADMIN_BYTES_MAX))
-        listeners = await listen(gate, self._application, self._sockets, None)
+        gate = Gate(
+            Limits(
+                connections_max=ADMIN_CONNECTIONS_MAX,
+                backlog=ADMIN_CONNECTIONS_MAX,
+                body_bytes_max=ADMIN_BYTES_MAX,
+            )
+        )
+        listeners = await listen(gate, self._application, self._sockets, lambda: None)
         self._serving.set()
         await self._stop.wait()
         close_all(listeners)
@@ -503,7 +556,10 @@ def restart_needed(old: Settings, new: Settings) -> list[str]:
 
 
 def raise_descriptor_limit() -> int:
-    """Take as many descriptors as we may; how many of them connections can have."""
+    """Take as many descriptors as we may; how many of them connections can have.
+
+    As many again may be accepted before the first of the old ones is closed for them.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = DESCRIPTORS_MAX if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_MAX)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -511,7 +567,7 @@ def raise_descriptor_limit() -> int:
         soft = wanted
     if soft == resource.RLIM_INFINITY:
         soft = DESCRIPTORS_MAX
-    return max(soft - DESCRIPTORS_SPARE, soft // 2)
+    return max(soft - DESCRIPTORS_SPARE, soft // 2) // 2
 
 
 def leave(why: str) -> NoReturn:

@@ -105,7 +105,7 @@ class Edge:
         bound = socket.socket()
         bound.bind(("127.0.0.1", 0))
         self.address = bound.getsockname()
-        self.listeners = await listen(self.gate, self.app, [bound], None)
+        self.listeners = await listen(self.gate, self.app, [bound], lambda: None)
 
     def close(self) -> None:
         self.loop.loop.call_soon_threadsafe(close_all, self.listeners)

@@ -6,6 +6,7 @@ import functools
 import json
 import select
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -176,14 +177,14 @@ class Echo:
 class Rig:
     """A gate with its listener, and the app behind it."""
 
-    def __init__(self, loop: Loop, limits: Limits) -> None:
+    def __init__(self, loop: Loop, limits: Limits, tls: ssl.SSLContext | None = None) -> None:
         self.loop = loop
         self.echo = Echo()
         self.gate = Gate(limits)
         bound = socket.socket()
         bound.bind(("127.0.0.1", 0))
         self.address = bound.getsockname()
-        self.listeners = loop.run(listen(self.gate, self.echo, [bound], None))
+        self.listeners = loop.run(listen(self.gate, self.echo, [bound], lambda: tls))
 
     def wire(self) -> Wire:
         return Wire(self.address)

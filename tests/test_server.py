@@ -1,5 +1,6 @@
 """The real server process: starting, reloading, stopping, and health while it is stuck."""
 
+import asyncio
 import contextlib
 import datetime
 import http.client
@@ -25,9 +26,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from receiver.config import load
+from receiver.http import Limits
 from receiver.verify import sign
 from store.database import snapshot
-from tests.test_http import Wire
+from tests.test_http import Loop, Rig, Wire
 from tests.test_systemd import Manager
 
 ROOT = Path(__file__).parents[1]
@@ -405,6 +407,68 @@ def test_tls_is_served_and_a_renewed_certificate_is_taken_on_reload(
     server.line(" reload .*: done")
 
     assert certificate_of(server.port) == 2
+
+
+@pytest.fixture
+def tls_rig(tmp_path: Path) -> Iterator[Callable[..., Rig]]:
+    write_certificate(tmp_path, 1)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
+    loop = Loop()
+    rigs: list[Rig] = []
+
+    def make(**of: Any) -> Rig:
+        rigs.append(Rig(loop, Limits(sweep_s=0.01, **of), context))
+        return rigs[-1]
+
+    yield make
+    for each in rigs:
+        each.close()
+    loop.stop()
+
+
+def test_handshakes_that_stall_count_as_connections_and_make_room(
+    tls_rig: Callable[..., Rig],
+) -> None:
+    made = tls_rig(connections_max=3)
+    with contextlib.ExitStack() as kept:
+        stalled = [kept.enter_context(made.wire()) for _ in range(10)]
+
+        assert [each.rest() for each in stalled[:7]] == [b""] * 7
+        made.loop.until(lambda: len(made.gate.open) == 3)
+        assert tls_status(made) == b"200"
+        made.loop.until(lambda: len(made.gate.open) <= 3)
+
+
+def test_a_handshake_that_stalls_or_fails_is_closed(tls_rig: Callable[..., Rig]) -> None:
+    made = tls_rig(head_s=0.2)
+    with made.wire() as silent, made.wire() as plain:
+        plain.send(b"GET / HTTP/1.1\r\n\r\n")
+
+        assert b"HTTP" not in plain.rest()
+        assert silent.rest() == b""
+    made.loop.until(lambda: not made.gate.open)
+
+
+def test_a_gate_stops_in_the_middle_of_a_handshake(tls_rig: Callable[..., Rig]) -> None:
+    made = tls_rig()
+    with made.wire() as silent:
+        made.loop.until(lambda: len(made.gate.open) == 1)
+
+        made.loop.call(made.gate.drain)
+        made.loop.call(made.gate.close_waiting)
+
+        assert silent.rest() == b""
+        made.loop.run(asyncio.wait_for(made.gate.emptied.wait(), PATIENCE_S))
+
+
+def tls_status(made: Rig) -> bytes:
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    with made.wire() as wire, context.wrap_socket(wire.socket) as agreed:
+        agreed.sendall(b"POST /x HTTP/1.1\r\ncontent-length: 2\r\n\r\nok")
+        return agreed.recv(12)[-3:]
 
 
 def write_certificate(folder: Path, serial: int) -> None:
