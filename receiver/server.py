@@ -27,7 +27,7 @@ from uvicorn.server import ServerState
 
 from receiver import app, config, systemd
 from receiver.app import App, log
-from receiver.config import Address, Settings, Tls
+from receiver.config import Address, Settings
 from receiver.http import CONNECTIONS_MAX, Connection, Gate, Handshake, Limits
 from receiver.process import Processor
 from store import health
@@ -207,7 +207,7 @@ class Server:
         path = self._settings.path
         try:
             processor = Processor.load(config.load(path))
-            self._reload_certificate(processor.settings)
+            tls = None if self._tls is None else tls_context(processor.settings)
         except config.ConfigError as error:
             for problem in error.problems:
                 log.error("reload %s: %s", path, problem)
@@ -217,15 +217,12 @@ class Server:
         for name in restart_needed(self._settings, processor.settings):
             log.warning("reload %s: %s changed; restart to use it", path, name)
         self._processor = self._app.processor = processor
+        self._tls = tls or self._tls
         self._gate.set_limits(self._limits_of(processor.settings))
         self._writer.submit(processor.start).add_done_callback(_report_failure)
         self._log_warnings()
         log.info("reload %s: done, %d sources", path, len(processor.settings.sources))
         self._notifier.ready(self._status())
-
-    def _reload_certificate(self, settings: Settings) -> None:
-        if self._tls is not None and settings.server.tls is not None:
-            load_certificate(self._tls, settings.server.tls)
 
     def _certified(self) -> ssl.SSLContext | None:
         return self._tls
@@ -525,21 +522,28 @@ def url_of(bound: socket.socket, scheme: str) -> str:
 
 def tls_context(settings: Settings) -> ssl.SSLContext | None:
     """The context for the public listener, or None without TLS. Raises ConfigError."""
-    if settings.server.tls is None:
+    files = settings.server.tls
+    if files is None:
         return None
+    # Always a new one: a context that could not load a key has taken the certificate already.
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    load_certificate(context, settings.server.tls)
+    try:
+        context.load_cert_chain(files.certificate, files.key, lambda: _no_passphrase(files.key))
+    except (OSError, ssl.SSLError) as error:
+        words = error.strerror
+        if isinstance(error, ssl.SSLError):
+            reason = error.reason or ""
+            words = reason.replace("_", " ").lower() or "no certificate and its key in PEM"
+        raise config.ConfigError(
+            [f"server.tls: {files.certificate} with {files.key}: {words}"]
+        ) from error
     return context
 
 
-def load_certificate(context: ssl.SSLContext, files: Tls) -> None:
-    """Use the files as they are now, for connections from now on. Raises ConfigError."""
-    try:
-        context.load_cert_chain(files.certificate, files.key)
-    except (OSError, ssl.SSLError) as error:
-        raise config.ConfigError(
-            [f"server.tls: {files.certificate} with {files.key}: {error.strerror or error}"]
-        ) from error
+def _no_passphrase(key: Path) -> NoReturn:
+    # OpenSSL would ask on the terminal.
+    problem = f"{key} is encrypted; write it without a passphrase (openssl pkey -in ... -out ...)"
+    raise config.ConfigError([f"server.tls.key: {problem}"])
 
 
 def restart_needed(old: Settings, new: Settings) -> list[str]:

@@ -409,6 +409,31 @@ def test_tls_is_served_and_a_renewed_certificate_is_taken_on_reload(
     assert certificate_of(server.port) == 2
 
 
+def test_a_certificate_whose_key_is_unusable_leaves_the_old_one_in_force(
+    start: Start, tmp_path: Path
+) -> None:
+    key = tmp_path / "key.pem"
+    write_certificate(tmp_path, 1)
+    server = start(
+        CONFIG.replace("[server]", '[server]\ntls = { certificate = "cert.pem", key = "key.pem" }')
+    )
+    assert certificate_of(server.port) == 1
+    old = key.read_bytes()
+
+    for serial, text, words in (
+        (2, old, "key.pem: key values mismatch"),
+        (3, b"no key", "key.pem: no certificate and its key in PEM"),
+        (4, None, "key.pem is encrypted; write it without a passphrase"),
+    ):
+        write_certificate(tmp_path, serial, b"secret" if text is None else None)
+        if text is not None:
+            key.write_bytes(text)
+        server.kill(signal.SIGHUP)
+
+        assert server.line(words)
+        assert certificate_of(server.port) == 1
+
+
 @pytest.fixture
 def tls_rig(tmp_path: Path) -> Iterator[Callable[..., Rig]]:
     write_certificate(tmp_path, 1)
@@ -471,7 +496,7 @@ def tls_status(made: Rig) -> bytes:
         return agreed.recv(12)[-3:]
 
 
-def write_certificate(folder: Path, serial: int) -> None:
+def write_certificate(folder: Path, serial: int, passphrase: bytes | None = None) -> None:
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
     day = datetime.timedelta(days=1)
@@ -480,10 +505,12 @@ def write_certificate(folder: Path, serial: int) -> None:
         x509.CertificateBuilder(name, name, key.public_key(), serial, today - day, today + day)
     ).sign(key, hashes.SHA256())
     pem = serialization.Encoding.PEM
-    plain = serialization.NoEncryption()
+    encryption: serialization.KeySerializationEncryption = serialization.NoEncryption()
+    if passphrase is not None:
+        encryption = serialization.BestAvailableEncryption(passphrase)
     (folder / "cert.pem").write_bytes(certificate.public_bytes(pem))
     (folder / "key.pem").write_bytes(
-        key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain)
+        key.private_bytes(pem, serialization.PrivateFormat.PKCS8, encryption)
     )
 
 
