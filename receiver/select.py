@@ -27,6 +27,9 @@ SHOWN_CHARS_MAX = 60
 
 # These names are ours at the top of a document, whether or not they have a value yet.
 RESERVED = frozenset({"_event", "_workspace", "_grant", "_message"})
+# What `_event` says, and which of our names a rule may take.
+EVENT_FIELDS = ("source", "account", "id", "type", "received_ms")
+_OFFERED = ("_event", "_workspace")
 
 OPERATORS = ("eq", "ne", "gt", "ge", "lt", "le", "in", "exists", "matches")
 
@@ -85,6 +88,8 @@ class Path(msgspec.Struct, frozen=True, eq=False):
             raise ValueError("needs at least one path")
         parsed = [_parse(one) for one in expressions]
         trees = [_tree(one) for one in parsed]
+        for tree in trees:
+            _check_own_names(tree)
         kinds = {node["type"] for tree in trees for node in _nodes(tree)}
         finders = [_finder(*one) for one in zip(expressions, parsed, strict=True)]
         return cls(
@@ -367,6 +372,34 @@ def _names_at_root(tree: Node) -> set[str]:
         return {step for step in steps[:1] if isinstance(step, str)}
     # Which fields of a longer expression are looked up at the top is not worth working out.
     return {node["value"] for node in _nodes(tree) if node["type"] == "field"}
+
+
+def _check_own_names(tree: Node) -> None:
+    """Raises ValueError for a name at the top that only looks like one of ours."""
+    for name, *following in _looked_up_at_root(tree):
+        if name.startswith("_") and name not in RESERVED:
+            raise ValueError(
+                f"{_cut(name)} is none of our names{nearest_or_all(name, _OFFERED)}; "
+                f"a field of the body that is called so is written @.{_cut(name)}"
+            )
+        field = following[0] if following else EVENT_FIELDS[0]
+        if name == "_event" and field not in EVENT_FIELDS:
+            raise ValueError(f"_event has no {_cut(field)}{nearest_or_all(field, EVENT_FIELDS)}")
+
+
+def _looked_up_at_root(tree: Node) -> Iterator[tuple[str, ...]]:
+    """The names that are looked up in the document itself, each with the step that follows."""
+    steps = _steps(tree)
+    kind = tree["type"]
+    if steps:
+        if isinstance(steps[0], str):
+            yield tuple(map(str, steps[:2]))
+    elif kind in _FROM_FIRST:
+        # All but the first look into what the first has found.
+        yield from _looked_up_at_root(tree["children"][0])
+    elif kind != "expref":
+        for child in tree["children"]:
+            yield from _looked_up_at_root(child)
 
 
 def _runtime_words(error: Exception) -> str:
@@ -721,6 +754,13 @@ _BEGINNINGS = (
 )
 _SHOWN_BITS = 128
 _WORD_CHARS_MAX = 100
+# Expressions whose first part alone is looked up where they stand.
+_FROM_FIRST = frozenset(
+    {
+        *("subexpression", "index_expression", "pipe", "flatten"),
+        *("projection", "filter_projection", "value_projection"),
+    }
+)
 _DATES = " (write a date as text, in quotes)"
 _FUNCTIONS = tuple(Functions.FUNCTION_TABLE)
 _COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {

@@ -689,6 +689,14 @@ BAD: list[tuple[str, str]] = [
     (rule('when = { "a.b" = { gte = 1 } }'), "(did you mean ge?)"),
     (rule('expect = { "a[" = 1 }'), "rules[0].expect.\"a[\": 'a[' is not a JMESPath (see column"),
     (rule("expect = { a = { gt = 2024-01-01 } }"), "expect.a: gt compares with a number or a te"),
+    (
+        without("(grant|customer)") + "sql = ['select {_workspce}']",
+        "rules[0].sql[0]: _workspce is none of our names (did you mean _workspace?)",
+    ),
+    (
+        without("(grant|customer)") + "record = { kind = 'a', data = ['{_event.tipe}'] }",
+        "rules[0].record.data: _event has no tipe (did you mean type?)",
+    ),
     (rule("when = { _workspace = 1 }"), "rules[0].when: _workspace is not known here yet"),
     (rule("expect = { _grant = 1 }"), "rules[0].expect: _grant is not known here; take the value"),
     (SOURCE + RULE.replace("data.object.id", "a["), "rules[0].subject: 'a[' is not a JMESPath"),

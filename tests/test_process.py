@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from receiver.config import ConfigError
+from receiver import rules
 from receiver.process import NotReplayable
+from receiver.select import EVENT_FIELDS
 from store import attempts, conflicts, founder, inbox, ledger, links, parked
 from store.database import Tx
 from store.operations import Key
@@ -18,6 +20,15 @@ from tests.conftest import CONFIG, World, stripe_body
 
 def add_link(tx: Tx) -> None:
     links.add(tx, "stripe", "", "cus_1", "acme")
+
+
+def test_event_says_what_the_config_lets_a_path_take(world: World) -> None:
+    (event,) = world.sign("stripe", stripe_body("evt_1", "invoice.paid"))
+
+    about = rules.scope_of(event).own["_event"]
+
+    assert isinstance(about, dict)
+    assert tuple(about) == EVENT_FIELDS
 
 
 # Granting once

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Mapping
 
 import pytest
-from hypothesis import HealthCheck, given
+from hypothesis import HealthCheck, assume, given
 from hypothesis import settings as trials
 from hypothesis import strategies as st
 
@@ -116,15 +116,18 @@ def test_a_path_is_looked_up(expression: str, expected: object) -> None:
 
 @STEADY
 @given(
-    st.lists(st.sampled_from(["a", "b", "_event", "[0]", "[-1]", '"x-y"']), min_size=1, max_size=4),
+    st.lists(
+        st.sampled_from(["a", "id", "_event", "[0]", "[-1]", '"x-y"']), min_size=1, max_size=4
+    ),
     json_values,
 )
 def test_direct_look_ups_agree_with_jmespath(steps: list[str], document: object) -> None:
+    assume(steps[0] != "_event" or steps[1:2] in ([], ["id"]))
     expression = "".join(step if step[0] == "[" else f".{step}" for step in steps).lstrip(".")
     direct = Path.compile(expression)
     # A pipe keeps it from being compiled to a direct look-up.
     general = Path.compile(f"{expression} | @")
-    place = Scope(document, {"_event": {"a": [1]}} if isinstance(document, dict) else {})
+    place = Scope(document, {"_event": {"id": [1]}} if isinstance(document, dict) else {})
 
     assert repr(direct.value(place)) == repr(general.value(place))
 
@@ -194,6 +197,15 @@ def test_a_path_knows_when_it_may_read_the_whole_document() -> None:
         ("not_null()", r"calls not_null\(\) with 0 arguments"),
         ("&a", "has an & that is not an argument"),
         ("not_null(&a)", "has an & that is not an argument"),
+        ("_workspce", r"_workspce is none of our names \(did you mean _workspace\?\)"),
+        ("_id", r"there are: _event, _workspace\); .* is written @\._id"),
+        ("_evnt.id || a", r"did you mean _event\?"),
+        ("[a, _evnt]", "_evnt is none of our names"),
+        ("join('', {a: _x}.a)", "_x is none of our names"),
+        ("_x[*].a", "_x is none of our names"),
+        ("_event.typ", r"_event has no typ \(did you mean type\?\)"),
+        ("to_string(_event.received)", r"_event has no received \(did you mean received_ms\?\)"),
+        ("_event[0]", "_event has no 0"),
         ("(" * 400 + "a" + ")" * 400, "longer than"),
         ("!" * 499 + "a", "nested too deeply"),
         ("a" * (EXPRESSION_CHARS_MAX + 1), f"longer than {EXPRESSION_CHARS_MAX} characters"),
@@ -202,6 +214,14 @@ def test_a_path_knows_when_it_may_read_the_whole_document() -> None:
 def test_a_bad_path_is_refused_in_words(expression: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Path.compile(expression)
+
+
+@pytest.mark.parametrize(
+    "expression",
+    ["@._id", "data._id", "data[?_id]", "map(&_id, data)", "data | _id", "data.[_id]", "_event"],
+)
+def test_a_field_that_begins_like_our_names_is_taken_where_it_is_no_such(expression: str) -> None:
+    assert Path.compile(expression).text == expression
 
 
 def test_no_path_at_all_is_refused() -> None:
