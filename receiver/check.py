@@ -7,9 +7,9 @@ from typing import Literal
 import msgspec
 
 from receiver import caller
-from receiver.config import ConfigError, Settings, load
+from receiver.config import ConfigError, Settings, Sql, load
 from receiver.process import Processor
-from store import integrity, ledger, names
+from store import founder, integrity, ledger, names
 from store.database import Snapshot, snapshot
 from store.errors import StoreError
 
@@ -70,10 +70,17 @@ def _handlers(settings: Settings, found: list[Finding]) -> list[Finding]:
 def _database(settings: Settings) -> list[Finding]:
     path = settings.database
     if not path.exists():
-        return [_missing(path)]
+        return [_missing(path), *_unchecked(settings)]
     try:
-        with snapshot(path) as seen:
-            return [*_file(seen, path), *_lost_names(seen, settings)]
+        # The app's own file has none of our tables before the first start.
+        with snapshot(path, ours=False) as seen:
+            if integrity.schema_version(seen) == 0:
+                return [_without_tables(path), *_statements(seen, settings)]
+            return [
+                *_file(seen, path),
+                *_lost_names(seen, settings),
+                *_statements(seen, settings),
+            ]
     except StoreError as error:
         return [Finding("problem", f"database: {error}")]
 
@@ -86,6 +93,32 @@ def _missing(path: Path) -> Finding:
         f"database: {path} can't be made, as {path.parent} is no folder that this user may "
         "write to; create it, or correct `database`",
     )
+
+
+def _without_tables(path: Path) -> Finding:
+    return Finding("fine", f"database: {path}: no Receiver tables yet; `receiver serve` makes them")
+
+
+def _unchecked(settings: Settings) -> list[Finding]:
+    if not any(isinstance(rule.effect, Sql) for rule in settings.rules):
+        return []
+    return [
+        Finding("fine", "rules: `sql` statements were not checked, as there are no tables to see")
+    ]
+
+
+def _statements(seen: Snapshot, settings: Settings) -> list[Finding]:
+    """What would be refused of the rules' own SQL; nothing of it is run."""
+    without = integrity.schema_version(seen) == 0
+    return [
+        Finding("problem", f"rules[{number}].sql[{position}]: {words}")
+        for number, rule in enumerate(settings.rules)
+        if isinstance(rule.effect, Sql)
+        for position, statement in enumerate(rule.effect.statements)
+        if (words := founder.problem(seen, statement.sql, len(statement.paths))) is not None
+        # Our own tables come with the first start.
+        and not (without and "no such table: receiver_" in words)
+    ]
 
 
 def _file(seen: Snapshot, path: Path) -> list[Finding]:

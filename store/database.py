@@ -310,10 +310,11 @@ class Store:
 
 
 @contextlib.contextmanager
-def snapshot(path: Path) -> Iterator[Snapshot]:
+def snapshot(path: Path, *, ours: bool = True) -> Iterator[Snapshot]:
     """One consistent state of the file, read on a connection of its own.
 
-    Never waits for the writer. Raises StoreError if the file is missing, newer, or not ours.
+    Never waits for the writer. Raises StoreError if the file is missing, newer, or, unless it
+    need not be `ours` yet, without our tables.
     """
     if not path.exists():
         raise StoreError(f"{path}: there is no such file yet; `receiver serve` makes it")
@@ -327,7 +328,7 @@ def snapshot(path: Path) -> Iterator[Snapshot]:
         db.execute("begin")
         found = schema.version(db)
         schema.refuse_newer(found)
-        if found == 0:
+        if found == 0 and ours:
             raise StoreError(f"{path}: has no Receiver tables yet; `receiver serve` makes them")
         yield Snapshot(db)
     except _ENGINE_ERRORS as error:

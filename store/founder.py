@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 
 import apsw
 
-from store.database import Tx
+from store import fence
+from store.database import Snapshot, Tx
 from store.errors import Failed, TransactionLost
-from store.fence import of as fence_of
 
 #: How long the founder's statements for one operation may run, all together, in seconds.
 SQL_S_MAX = 2.0
@@ -65,16 +65,37 @@ def execute(
     return rows
 
 
+def problem(snapshot: Snapshot, statement: str, parameters: int) -> str | None:
+    """Why `execute` would refuse a statement with so many parameters, or None; it is not run.
+
+    What SQLite finds out only when it runs, or depends on values, is not told. For a connection
+    that only reads.
+    """
+    fence.install(snapshot.db)
+    cursor = snapshot.db.cursor()
+    try:
+        with _fenced(snapshot.db, deadline()):
+            # As `explain`, the statement is prepared, and then lists its own program.
+            cursor.execute(statement, (None,) * parameters, can_cache=False, explain=1).fetchall()
+    except apsw.AuthError:
+        return _NOT_ALLOWED
+    except apsw.Error as error:
+        return str(error)[:500]
+    finally:
+        cursor.close(True)
+    return None
+
+
 @contextlib.contextmanager
 def _fenced(db: apsw.Connection, until: float) -> Iterator[None]:
-    fence = fence_of(db)
+    guarding = fence.of(db)
     # A parameter's own code may run a statement within this one: what it finds it must leave.
-    outer, fence.closed = fence.closed, True
+    outer, guarding.closed = guarding.closed, True
     db.set_progress_handler(lambda: time.monotonic() > until, _STEPS)
     try:
         yield
     finally:
-        fence.closed = outer
+        guarding.closed = outer
         if not outer:
             db.set_progress_handler(None)
 

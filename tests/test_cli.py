@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import apsw
 import click
 import pytest
 from click.testing import CliRunner, Result
@@ -718,6 +719,57 @@ def test_check_of_a_file_that_cannot_be_read_is_no_crash(run: Run, world: World)
 
     assert code == 1
     assert "receiver.db" in found["problems"][0]
+
+
+@pytest.mark.parametrize(
+    ("statement", "words"),
+    [
+        ("updat workspaces set plan = 'x'", 'near "updat": syntax error'),
+        ("update workspace set plan = {id}", "no such table: workspace"),
+        ("update workspaces set plna = {id}", "no such column: plna"),
+        ("delete from receiver_ledger", "not allowed here"),
+    ],
+)
+def test_check_finds_a_statement_that_would_fail(
+    run: Run, world: World, statement: str, words: str
+) -> None:
+    whole = "update workspaces set plan = {data.object.plan} where id = {_workspace}"
+    text = CONFIG.replace(whole, statement)
+    world.folder.joinpath("receiver.toml").write_text(text)
+
+    code, found = checked(run)
+
+    assert code == 1
+    (problem,) = found["problems"]
+    assert re.match(rf"rules\[\d\]\.sql\[0\]: {re.escape(words)}", problem)
+
+
+def test_check_says_that_statements_were_not_checked_without_a_file(
+    run: Run, tmp_path: Path
+) -> None:
+    configure(tmp_path)
+
+    result = run("check")
+
+    assert result.exit_code == 0
+    assert "statements were not checked" in result.stdout
+
+
+def test_check_takes_the_file_of_an_app_before_the_first_start(run: Run, tmp_path: Path) -> None:
+    configure(tmp_path)
+    app = apsw.Connection(str(tmp_path / "receiver.db"))
+    app.execute("create table workspaces (id, plan); create table plan_histroy (workspace, plan)")
+    app.close()
+
+    before = run("check")
+    ours = 'sql = [\n  "select balance from receiver_balances",'
+    configure(tmp_path, CONFIG.replace("plan_history", "plan_histroy").replace("sql = [", ours))
+    after = run("check")
+
+    assert before.exit_code == 1
+    assert "sql[1]: no such table: plan_history" in before.stdout
+    assert after.exit_code == 0
+    assert "no Receiver tables yet; `receiver serve` makes them" in after.stdout
 
 
 def test_check_says_to_people_what_is_fine(run: Run, world: World) -> None:

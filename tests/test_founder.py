@@ -2,12 +2,45 @@
 
 import functools
 import time
+from pathlib import Path
 
 import pytest
 
 from store import founder
-from store.database import Job, Store, Tx
+from store.database import Job, Store, Tx, snapshot
 from store.errors import Failed
+
+FORBIDDEN = [
+    "commit",
+    "rollback",
+    "end",
+    "begin",
+    "savepoint x",
+    "release job",
+    "rollback to job",
+    "insert into notes (text) values ('x'); commit",
+    "pragma synchronous = off",
+    "pragma user_version = 7",
+    "select * from pragma_table_info('notes')",
+    "attach '/tmp/other.db' as other",
+    "detach main",
+    "vacuum",
+    "create table t (a)",
+    "create temp table t (a)",
+    "drop table notes",
+    "alter table notes add column b",
+    "create trigger t after insert on notes begin select 1; end",
+    "insert into receiver_links values ('a', '', 'c', 'w', 1)",
+    "update RECEIVER_EVENTS set state = 'done'",
+    "delete from receiver_balances",
+    "select load_extension('x')",
+    "insert into sqlite_schema values ('a', 'b', 'c', 1, 'd')",
+    "this is no sql",
+    "insert into notes (text) values (?)",
+]
+
+# What SQLite asks the fence about only while it runs.
+WHEN_RUN = ["vacuum", "select * from pragma_table_info('notes')"]
 
 
 @pytest.fixture
@@ -43,37 +76,7 @@ def keep_rows(tx: Tx, why: str) -> list[tuple[founder.Value, ...]]:
     return []
 
 
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "commit",
-        "rollback",
-        "end",
-        "begin",
-        "savepoint x",
-        "release job",
-        "rollback to job",
-        "insert into notes (text) values ('x'); commit",
-        "pragma synchronous = off",
-        "pragma user_version = 7",
-        "select * from pragma_table_info('notes')",
-        "attach '/tmp/other.db' as other",
-        "detach main",
-        "vacuum",
-        "create table t (a)",
-        "create temp table t (a)",
-        "drop table notes",
-        "alter table notes add column b",
-        "create trigger t after insert on notes begin select 1; end",
-        "insert into receiver_links values ('a', '', 'c', 'w', 1)",
-        "update RECEIVER_EVENTS set state = 'done'",
-        "delete from receiver_balances",
-        "select load_extension('x')",
-        "insert into sqlite_schema values ('a', 'b', 'c', 1, 'd')",
-        "this is no sql",
-        "insert into notes (text) values (?)",
-    ],
-)
+@pytest.mark.parametrize("statement", FORBIDDEN)
 def test_what_is_not_allowed_fails_and_leaves_nothing(app_store: Store, statement: str) -> None:
     def handler(tx: Tx) -> None:
         write_note(tx, "before")
@@ -85,6 +88,23 @@ def test_what_is_not_allowed_fails_and_leaves_nothing(app_store: Store, statemen
     assert isinstance(bad.error, Failed)
     assert good.error is None
     assert notes(app_store) == ["neighbour"]
+
+
+@pytest.mark.parametrize("statement", sorted({*FORBIDDEN} - {*WHEN_RUN}))
+def test_what_would_fail_is_told_without_running_it(app_store: Store, statement: str) -> None:
+    with snapshot(Path(app_store.path)) as seen:
+        assert founder.problem(seen, statement, 0) is not None
+
+
+def test_a_statement_that_can_be_run_is_prepared_and_not_run(app_store: Store) -> None:
+    good = "insert into notes (id, text) values (?, ?) on conflict do nothing returning id"
+
+    with snapshot(Path(app_store.path)) as seen:
+        assert founder.problem(seen, good, 2) is None
+        assert founder.problem(seen, good, 1) is not None
+        assert founder.problem(seen, "select txt from notes", 0) == "no such column: txt"
+
+    assert notes(app_store) == []
 
 
 def test_a_refusal_is_not_cached_away(app_store: Store) -> None:
