@@ -594,9 +594,10 @@ def source_named(settings: "Settings", name: str) -> "Source":
 def last_of_sources(settings: "Settings") -> "dict[str, Last]":
     """What came last from each source: nothing, while there is no file."""
     from receiver.sources import Last, last
+    from store.database import exists
     from store.errors import StoreError
 
-    if settings.database.exists():
+    if exists(settings.database):
         try:
             with reading(settings) as seen:
                 return {name: last(seen, name) for name in settings.sources}

@@ -10,7 +10,7 @@ from receiver import caller
 from receiver.config import ConfigError, Settings, Sql, load
 from receiver.process import Processor
 from store import founder, integrity, ledger, names
-from store.database import Snapshot, snapshot
+from store.database import Snapshot, exists, snapshot
 from store.errors import StoreError
 
 
@@ -69,7 +69,7 @@ def _handlers(settings: Settings, found: list[Finding]) -> list[Finding]:
 
 def _database(settings: Settings) -> list[Finding]:
     path = settings.database
-    if not path.exists():
+    if not exists(path):
         return [_missing(path), *_unchecked(settings)]
     try:
         # The app's own file has none of our tables before the first start.

@@ -2,6 +2,8 @@
 
 import contextlib
 import os
+import pwd
+import stat
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -162,17 +164,16 @@ class Store:
     @classmethod
     def open(cls, path: Path, clock: Callable[[], int]) -> "Store":
         """Open a file that exists, migrated if need be. Raises StoreError."""
-        if not path.exists():
-            raise StoreError(f"{path}: there is no such file yet; `receiver serve` makes it")
+        _check_there(path)
         try:
             store = cls(path, clock)
         except apsw.Error as error:
-            raise StoreError(f"{path}: {_words(error)}") from error
+            raise StoreError(f"{path}: {_why(path, error)}") from error
         try:
             schema.migrate(store.db, clock())
         except (apsw.Error, StoreError) as error:
             store.close()
-            raise StoreError(f"{path}: {_words(error)}") from error
+            raise StoreError(f"{path}: {_why(path, error)}") from error
         # Once it is open the writer never waits inside SQLite: it asks again, and answers
         # others meanwhile.
         store.db.set_busy_timeout(0)
@@ -316,12 +317,11 @@ def snapshot(path: Path, *, ours: bool = True) -> Iterator[Snapshot]:
     Never waits for the writer. Raises StoreError if the file is missing, newer, or, unless it
     need not be `ours` yet, without our tables.
     """
-    if not path.exists():
-        raise StoreError(f"{path}: there is no such file yet; `receiver serve` makes it")
+    _check_there(path)
     try:
         db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
     except apsw.Error as error:
-        raise StoreError(f"{path}: {_words(error)}") from error
+        raise StoreError(f"{path}: {_why(path, error)}") from error
     try:
         db.set_busy_timeout(5000)
         db.execute("pragma query_only = on")
@@ -332,9 +332,20 @@ def snapshot(path: Path, *, ours: bool = True) -> Iterator[Snapshot]:
             raise StoreError(f"{path}: has no Receiver tables yet; `receiver serve` makes them")
         yield Snapshot(db)
     except _ENGINE_ERRORS as error:
-        raise StoreError(f"{path}: {_words(error)}") from error
+        raise StoreError(f"{path}: {_why(path, error)}") from error
     finally:
         db.close(True)
+
+
+def exists(path: Path) -> bool:
+    """Whether the file is there; what may not be looked at is, and opening it says why not."""
+    try:
+        path.stat()
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return True
 
 
 def sqlite_version() -> str:
@@ -413,6 +424,43 @@ def _make_file(path: Path) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def _check_there(path: Path) -> None:
+    if not exists(path):
+        raise StoreError(f"{path}: there is no such file yet; `receiver serve` makes it")
+
+
+def _why(path: Path, error: Exception) -> str:
+    """Why the file can't be used: what the file system says, where SQLite only says that."""
+    told = isinstance(error, apsw.CantOpenError | apsw.ReadOnlyError) and _not_permitted(path)
+    return told or _words(error)
+
+
+def _not_permitted(path: Path) -> str | None:
+    user = _user(os.geteuid())
+    try:
+        status = path.stat()
+    except PermissionError:
+        return f"{user} may not look into its folder; run this as the user whose file it is"
+    if stat.S_ISDIR(status.st_mode):
+        return "is a folder; name a file"
+    # SQLite makes and removes the -wal and the -shm beside it.
+    around = [(Path(f"{path}{suffix}"), os.R_OK | os.W_OK) for suffix in ("", "-wal", "-shm")]
+    around.append((path.parent, os.W_OK | os.X_OK))
+    for place, access in around:
+        if place.exists() and not os.access(place, access, effective_ids=True):
+            owner = _user(status.st_uid)
+            what = "it" if place == path else str(place)
+            return f"belongs to {owner}, and {user} may not write to {what}; run this as {owner}"
+    return None
+
+
+def _user(number: int) -> str:
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return f"uid {number}"
 
 
 def _words(error: BaseException | None) -> str:

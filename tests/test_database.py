@@ -1,10 +1,13 @@
 """Opening the file: what is promised of it before the first event."""
 
+import contextlib
 import json
 import os
 import stat
 import subprocess
 import sys
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -178,3 +181,64 @@ def test_the_schema_is_understood_by_the_oldest_sqlite_at_hand(store: Store) -> 
     for construct in ("->", "unixepoch(", "is distinct", "right join", "subsec", "group_concat("):
         assert construct not in words
     assert "receiver_events" in str(inspect(Path(store.path))["tables"])
+
+
+# Who may open it
+
+
+@contextlib.contextmanager
+def as_nobody() -> Iterator[None]:
+    """Not as root, who may open every file."""
+    user = os.geteuid()
+    os.seteuid(user or 65_534)
+    try:
+        yield
+    finally:
+        os.seteuid(user)
+
+
+@pytest.mark.parametrize(
+    ("folder_mode", "file_mode", "words"),
+    [
+        (0o700, 0o600, "may not look into its folder; run this as"),
+        (0o755, 0o600, "may not write to it; run this as"),
+        (0o755, 0o644, "may not write to it; run this as"),
+        (0o755, 0o666, "may not write to "),
+    ],
+)
+def test_a_file_that_is_not_ours_to_open_is_told_with_its_owner(
+    clock: Clock, folder_mode: int, file_mode: int, words: str
+) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can become another user")
+    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as later:
+        folder = Path(name)
+        path = folder / "app.db"
+        Store.create(path, clock).close()
+        later.callback(folder.chmod, 0o700)
+        path.chmod(file_mode)
+        folder.chmod(folder_mode)
+
+        with as_nobody():
+            problems = [raised(lambda: Store.open(path, clock)), raised(lambda: seen(path))]
+
+    for problem in problems:
+        assert words in problem
+        assert "unable to open" not in problem
+        assert folder_mode == 0o700 or "belongs to root, and nobody" in problem
+
+
+def test_a_folder_in_place_of_the_file_is_told(tmp_path: Path, clock: Clock) -> None:
+    assert raised(lambda: Store.open(tmp_path, clock)) == f"{tmp_path}: is a folder; name a file"
+    assert raised(lambda: seen(tmp_path)) == f"{tmp_path}: is a folder; name a file"
+
+
+def seen(path: Path) -> None:
+    with snapshot(path):
+        pass
+
+
+def raised(run: Callable[[], object]) -> str:
+    with pytest.raises(StoreError) as caught:
+        run()
+    return str(caught.value)
