@@ -187,7 +187,11 @@ class Processor:
         except BaseException as error:
             # The founder's code may raise anything, and none of it may cost the event.
             return _failed(tx, row, tried, started, error)
-        return _DONE if applied else Verdict("ignored", f"no rule for {event.type}")
+        return _DONE if applied else Verdict("ignored", self._why_ignored(event))
+
+    def _why_ignored(self, event: Event) -> str:
+        matching = self.settings.rules_for(event.source, event.type)
+        return rules.why_none_applied(matching, event.type, rules.scope_of(event))
 
     def _apply_rules(self, tx: Tx, case: rules.Case) -> bool:
         scope = rules.scope_of(case.event)

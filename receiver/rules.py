@@ -60,6 +60,14 @@ def apply(tx: Tx, rule: Rule, case: Case, scope: Scope) -> bool:
     return True
 
 
+def why_none_applied(matching: Sequence[Rule], event_type: str, scope: Scope) -> str:
+    """Why an event was ignored, where `matching` are the rules for its type."""
+    if not matching:
+        return f"no rule for {event_type}"
+    unmet = ((rule.operation, rule.when and rule.when.unmet(scope)) for rule in matching)
+    return f"no rule applied: {'; '.join(f'{name}: {words}' for name, words in unmet if words)}"
+
+
 def subject_of(rule: Rule, event: Event, scope: Scope) -> str:
     """What the rule's operation may happen once for; raises Unjudgeable."""
     if rule.subject is not None:

@@ -31,6 +31,19 @@ def test_event_says_what_the_config_lets_a_path_take(world: World) -> None:
     assert tuple(about) == EVENT_FIELDS
 
 
+# Why nothing applied
+
+
+def test_an_event_whose_rules_do_not_apply_says_why(world: World) -> None:
+    world.invoice("evt_1", "in_1", amount_paid=0)
+    world.stripe("evt_2", "nothing.of.ours")
+
+    assert world.event("evt_1").reason == (
+        "no rule applied: initial-credit-grant: data.object.amount_paid is 0, expected gt 0"
+    )
+    assert world.event("evt_2").reason == "no rule for nothing.of.ours"
+
+
 # Granting once
 
 
