@@ -453,10 +453,20 @@ def sources_show(config: Path, name: str, as_json: bool) -> None:
 @click.argument("source", metavar="SOURCE")
 @click.argument("event_type", metavar="TYPE")
 @click.option(
-    "--file", "body", type=click.File("rb"), help="A JSON body in place of the sample; - for stdin."
+    "--file",
+    "body",
+    type=click.File("rb"),
+    help="A JSON body in place of the sample, - for stdin; it gets a fresh id unless --exact.",
 )
-@click.option("--exact", is_flag=True, help="Send the file's bytes as they are.")
-@click.option("--id", "event_id", metavar="ID", help="The event's id, in place of a fresh one.")
+@click.option(
+    "--exact", is_flag=True, help="Send the file's bytes as they are, its own id included."
+)
+@click.option(
+    "--id",
+    "event_id",
+    metavar="ID",
+    help="The event's id, in place of a fresh one; the same again is a duplicate.",
+)
 @click.option("--customer", metavar="ID", help="Whose event it is.")
 @click.option(
     "--set",
@@ -506,7 +516,7 @@ def send(
         console.print_json(described_answer(sample.event_id, answer))
     else:
         console.print_fields([*described_answer(sample.event_id, answer).items()])
-        next_step(samples.advice(settings, source, sample, event_type, answer.word), config)
+        next_step(samples.advice(settings, source, sample, answer.word), config)
     return FINE if answer.status < 300 else FOUND
 
 

@@ -6,19 +6,24 @@ import re
 import uuid
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from hashlib import sha256
 from shlex import quote
 from typing import Any
 
 import msgspec
 
 from receiver.config import Grant, Link, Record, Reverse, Rule, Settings, Source
-from receiver.extract import Locator
+from receiver.extract import Locator, Reading, find, look_up
 from receiver.presets import Preset
+from receiver.rules import why_none_applied
 from receiver.select import Scope, Unjudgeable
 from receiver.verify import sign
 
 #: Characters of a `--set` path.
 PATH_CHARS_MAX = 500
+
+#: From when on samples with a given id say that they were made: 2026-01-01, in UTC milliseconds.
+MADE_MS = 1_767_225_600_000
 
 CUSTOMER = "cus_sample"
 WORKSPACE = "acme"
@@ -30,16 +35,20 @@ _STEP = re.compile(r"([^.\[\]]+)((?:\[\d{1,2}\])*)")
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """One delivery, signed: its headers, its body, and what the body says."""
+    """One delivery, signed: its headers, its body, and what the receiver reads in them."""
 
     event_id: str
+    type: str
     headers: list[tuple[str, str]]
     body: bytes
     document: object
 
 
 class Wish(msgspec.Struct, frozen=True):
-    """What a sample shall be; `token` is random text that makes its ids new."""
+    """What a sample shall be; `token` is random text that makes its ids new.
+
+    With an `event_id` the other ids and the times follow from it: the same again is a duplicate.
+    """
 
     type: str
     token: str
@@ -61,7 +70,9 @@ def make(source: Source, wish: Wish, url: str) -> Sample:
     """
     preset = source.contract.preset
     event_id = wish.event_id or _event_id(preset, wish.token)
+    sent_ms, wish = wish.now_ms, wish if wish.event_id is None else _repeatable(wish, event_id)
     if wish.exact and wish.body is not None:
+        _check_exact(preset, wish)
         body = wish.body
     else:
         body = json.dumps(_document(source, wish, event_id), ensure_ascii=False).encode()
@@ -70,13 +81,37 @@ def make(source: Source, wish: Wish, url: str) -> Sample:
         preset,
         _key(source),
         body,
-        now_ms=wish.now_ms,
+        now_ms=sent_ms,
         event_id=event_id,
         type=wish.type,
         account=account,
         url=url,
     )
-    return Sample(event_id, headers, body, _decoded(body))
+    return _sample(preset, headers, body)
+
+
+def _repeatable(wish: Wish, event_id: str) -> Wish:
+    digest = sha256(event_id.encode(errors="replace")).digest()
+    made_ms = MADE_MS + int.from_bytes(digest[:4], "big")
+    return msgspec.structs.replace(wish, token=digest.hex()[:24], now_ms=made_ms)
+
+
+def _check_exact(preset: Preset, wish: Wish) -> None:
+    fixed = any(locator.kind != "header" for locator in preset.event_id)
+    given = {"--customer": wish.customer, "--set": wish.changes, "--id": fixed and wish.event_id}
+    for option, value in given.items():
+        if value:
+            raise ValueError(f"--exact sends the file as it is: {option} can't change it")
+
+
+def _sample(preset: Preset, headers: list[tuple[str, str]], body: bytes) -> Sample:
+    pairs = [(name.lower().encode(), value.encode()) for name, value in headers]
+    reading = Reading(pairs, body, preset.payload, preset.forms)
+    event_id = find(reading, preset.event_id, "id").text
+    # What has no id is stored by its digest.
+    event_id = event_id or f"sha256:{sha256(body).hexdigest()}"
+    type = find(reading, preset.event_type, "type").text
+    return Sample(event_id, type, headers, body, reading.document.value)
 
 
 def change(document: Json, path: str, value: object) -> None:
@@ -117,18 +152,29 @@ def first_to_send(settings: Settings) -> tuple[str, str] | None:
     return min(found, key=lambda one: one[0])[1:] if found else None
 
 
-def advice(settings: Settings, source: str, sample: Sample, event_type: str, word: str) -> str:
+def advice(settings: Settings, source: str, sample: Sample, word: str) -> str:
     """What to do after a sample was answered with `word`: words with a command in them."""
-    rules = settings.rules_for(source, event_type)
+    rules = settings.rules_for(source, sample.type)
     if word == "done":
         return _after_done(settings, source, rules, sample)
     if word == "parked":
         return _after_parked(settings, source, rules, sample)
     if word == "ignored":
-        return f"no rule applied; compare [[rules]] with {_show(sample)}"
+        return _after_ignored(settings.sources[source], rules, sample)
     if word == "rejected":
         return "the server has another secret or clock; restart it, or run `receiver check`"
-    return _show(sample)
+    if word in ("duplicate", "conflict", "quarantined", "pending"):
+        return _show(sample)
+    return "the server's log says more"
+
+
+def _after_ignored(source: Source, rules: Sequence[Rule], sample: Sample) -> str:
+    mode = source.contract.preset.livemode
+    live = None if mode is None else look_up(sample.document, mode.pointer or ())
+    if source.contract.livemode and live is False:
+        return "a test event on a live source is ignored; send it to one with livemode = false"
+    why = why_none_applied(rules, sample.type, _scope(sample))
+    return f"{why}; compare [[rules]] with {_show(sample)}"
 
 
 def _after_done(settings: Settings, source: str, rules: Sequence[Rule], sample: Sample) -> str:
@@ -203,10 +249,14 @@ def _customer(rule: Rule, sample: Sample) -> str | None:
 
 def _value(path: Any, sample: Sample) -> str | None:
     try:
-        found = path.value(Scope(sample.document, {"_event": {"id": sample.event_id}}))
+        found = path.value(_scope(sample))
     except Unjudgeable:
         return None
     return None if found is None else str(found)
+
+
+def _scope(sample: Sample) -> Scope:
+    return Scope(sample.document, {"_event": {"id": sample.event_id, "type": sample.type}})
 
 
 # Building a body

@@ -518,8 +518,52 @@ def test_a_file_is_sent_in_place_of_the_sample(serving: Path, run: Run) -> None:
     shown = run("events", "list", "--json").stdout
 
     assert fresh["answer"] == exact["answer"] == "quarantined"
+    assert exact["event_id"] == "evt_old"
     ids = {json.loads(line)["id"] for line in shown.splitlines()}
     assert ids == {fresh["event_id"], "evt_old"}
+
+
+def test_a_file_without_an_id_is_named_as_it_is_stored(serving: Path, run: Run) -> None:
+    serving.joinpath("body.json").write_bytes(b'{"type": "invoice.paid"}')
+
+    sent = run("send", "stripe", "x", "--file", "body.json", "--exact")
+    found = re.search(r"`receiver (events show [^`]+)`", sent.stdout)
+
+    assert found is not None, sent.stdout
+    assert "sha256:" in found[1]
+    assert run(*shlex.split(found[1])).exit_code == 0
+
+
+def test_an_event_of_the_same_id_is_sent_as_it_was(serving: Path, run: Run) -> None:
+    command = ("send", "stripe", "invoice.paid", "--json", "--id")
+    first, again, other = (json.loads(run(*command, name).stdout) for name in ("e1", "e1", "e2"))
+    # The one that is parked is done with the link, and then known.
+    run("send", "stripe", "checkout.session.completed")
+    wait_until(lambda: balance_of(run) == 200)
+    third = json.loads(run(*command, "e1").stdout)
+
+    assert [one["answer"] for one in (first, again, other)] == ["parked"] * 3
+    assert third["answer"] == "duplicate"
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["x.y"], "no rule for x.y; compare"),
+        (
+            ["invoice.paid", "--set", "data.object.amount_paid=0"],
+            "initial-credit-grant: data.object.amount_paid is 0, expected gt 0; compare",
+        ),
+    ],
+)
+def test_why_nothing_applied_is_told_and_stored(
+    serving: Path, run: Run, words: list[str], why: str
+) -> None:
+    sent = run("send", "stripe", *words)
+    (stored,) = map(json.loads, run("events", "list", "--json").stdout.splitlines())
+
+    assert why in sent.stdout
+    assert stored["reason"] == why.partition(";")[0].replace("initial", "no rule applied: initial")
 
 
 def test_another_secret_than_the_servers_is_found_out(serving: Path, run: Run) -> None:
@@ -568,6 +612,8 @@ livemode = false
         (["test", "invoice.paid", "--set", "data..id=1"], "is not a path"),
         (["test", "invoice.paid", "--set", "type.name=1"], "not an object"),
         (["test", "invoice.paid", "--exact"], "--file"),
+        (["test", "a.b", "--exact", "--id", "e", "--file", "-"], "--id can't change it"),
+        (["test", "a.b", "--exact", "--set", "a=1", "--file", "-"], "--set can't change it"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )

@@ -180,7 +180,7 @@ def test_a_body_of_ones_own_gets_a_fresh_id_and_keeps_the_rest(
 def test_an_exact_body_is_sent_byte_for_byte(event: Callable[..., Event]) -> None:
     body = b'{ "id":"evt_7", "type" : "a.b","livemode":false}\r\n'
 
-    assert event("stripe", "a.b", body=body, exact=True, event_id="evt_7").body == body
+    assert event("stripe", "a.b", body=body, exact=True).body == body
 
 
 def test_a_body_that_is_no_object_cannot_be_stamped(event: Callable[..., Event]) -> None:
@@ -252,3 +252,12 @@ def test_the_first_thing_to_send_is_a_link(tmp_path: Path) -> None:
         ("stripe", "a.b"),
         ("stripe", "x.y"),
     ]
+
+
+def test_a_test_event_on_a_live_source_is_told_as_such(settings: Settings) -> None:
+    wish = Wish("invoice.paid", "01" * 8, NOW_MS, body=b'{"livemode": false}', exact=True)
+    sample = make(settings.sources["live"], wish, URL)
+
+    words = samples.advice(settings, "live", sample, "ignored")
+
+    assert words.startswith("a test event on a live source is ignored")
