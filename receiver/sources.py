@@ -1,6 +1,7 @@
 """What a source demands, where it is reached and what came last, for the operator to read."""
 
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -8,24 +9,25 @@ import msgspec
 from receiver import console
 from receiver.config import Rule, Settings, Source, build
 from receiver.presets import Part, Scheme
+from receiver.shown import times
 from receiver.verify import Secret
 from store import inbox, rejections
 from store.database import Snapshot
 from store.rejections import Rejection
 
-HEADINGS = ("source", "scheme", "mode", "url", "last event", "last rejection")
+HEADINGS = ("source", "scheme", "mode", "url", "last event", "rejected")
 NO_URL = "set public_url"
 
 
 class Last(msgspec.Struct, frozen=True):
-    """The newest event, in UTC milliseconds, and the newest refusal."""
+    """The newest event, in UTC milliseconds, and what was refused, the newest reason first."""
 
     event_ms: int | None = None
-    rejection: Rejection | None = None
+    rejections: Sequence[Rejection] = ()
 
 
 def last(snapshot: Snapshot, source: str) -> Last:
-    return Last(inbox.latest(snapshot, source), rejections.latest(snapshot, source))
+    return Last(inbox.latest(snapshot, source), rejections.of_source(snapshot, source))
 
 
 def with_secrets(source: Source, path: Path) -> Source:
@@ -74,7 +76,7 @@ def signed_by(scheme: Scheme) -> str:
 
 def described(settings: Settings, source: Source, recent: Last) -> dict[str, object]:
     """What `--json` prints; secrets only by reference."""
-    contract, refused = source.contract, recent.rejection
+    contract, refused = source.contract, [_described_rejection(one) for one in recent.rejections]
     return {
         "source": source.name,
         "identity": contract.identity,
@@ -94,7 +96,8 @@ def described(settings: Settings, source: Source, recent: Last) -> dict[str, obj
             for rule in rules_of(settings, source.name)
         ],
         "last_event_at": console.rfc3339(recent.event_ms),
-        "last_rejection": None if refused is None else _described_rejection(refused),
+        "last_rejection": refused[0] if refused else None,
+        "rejections": refused,
     }
 
 
@@ -106,7 +109,7 @@ def row(source: Source, recent: Last, now_ms: int) -> list[console.Cell]:
         _mode(source),
         url_of(source) or NO_URL,
         console.moment(recent.event_ms, now_ms),
-        _rejection(recent.rejection, now_ms),
+        _refused(recent.rejections, now_ms),
     ]
 
 
@@ -131,7 +134,8 @@ def fields(
         ("allowed", ", ".join(map(str, source.allow_ips)) or None),
         *(("rule", _rule(rule)) for rule in rules_of(settings, source.name)),
         ("last event", console.moment(recent.event_ms, now_ms)),
-        ("last rejection", _rejection(recent.rejection, now_ms)),
+        *(("rejected", _rejection(one, now_ms)) for one in recent.rejections),
+        ("rejected", None if recent.rejections else "nothing"),
     ]
 
 
@@ -169,11 +173,16 @@ def _secret(secret: Secret) -> str:
     return f"{secret.reference} ({limits})" if limits else secret.reference
 
 
-def _rejection(refused: Rejection | None, now_ms: int) -> str:
-    if refused is None:
+def _refused(rejections: Sequence[Rejection], now_ms: int) -> str:
+    if not rejections:
         return "-"
+    count, newest = sum(one.count for one in rejections), rejections[0]
+    return f"{times(count)}, last {console.age(now_ms - newest.last_ms)}: {newest.reason}"
+
+
+def _rejection(refused: Rejection, now_ms: int) -> str:
     when = console.moment(refused.last_ms, now_ms)
-    return f"{when}: {refused.reason} ({refused.count} in all): {refused.detail}"
+    return f"{refused.reason} {times(refused.count)}, last {when}: {refused.detail}"
 
 
 def _shown(part: Part) -> str:

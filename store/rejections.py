@@ -63,13 +63,15 @@ def keep_expired(
     )
 
 
-def latest(snapshot: Snapshot, source: str) -> Rejection | None:
-    """The newest refusal of a source."""
-    values = snapshot.db.execute(
-        """
-        select source, reason, count, first_ms, last_ms, request_id, detail
-        from receiver_rejections where source = ? order by last_ms desc limit 1
-        """,
-        (source,),
-    ).fetchone()
-    return None if values is None else Rejection(*values)
+def of_source(snapshot: Snapshot, source: str) -> list[Rejection]:
+    """What a source refused, one for each reason, the newest first."""
+    return [
+        Rejection(*values)
+        for values in snapshot.db.execute(
+            """
+            select source, reason, count, first_ms, last_ms, request_id, detail
+            from receiver_rejections where source = ? order by last_ms desc, reason
+            """,
+            (source,),
+        )
+    ]

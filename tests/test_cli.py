@@ -854,6 +854,9 @@ def test_sources_tell_what_came_last(run: Run, world: World) -> None:
             tx, "stripe", "bad-signature", 7, NOW_MS, NOW_MS + 1500, "r-9", "no \x1b[2J match"
         )
     )
+    world.store.write(
+        lambda tx: rejections.add(tx, "stripe", "expired", 1, NOW_MS, NOW_MS, "r-8", "too late")
+    )
 
     (stripe, *_) = [
         json.loads(line) for line in run("sources", "list", "--json").stdout.splitlines()
@@ -868,7 +871,10 @@ def test_sources_tell_what_came_last(run: Run, world: World) -> None:
         "count": 7,
         "request_id": "r-9",
     }
-    assert "bad-signature (7 in all): no \\x1b[2J match" in shown
+    assert [one["reason"] for one in stripe["rejections"]] == ["bad-signature", "expired"]
+    assert re.search(r"bad-signature 7 times, last .*: no \\x1b\[2J match\n", shown)
+    assert re.search(r"expired once, last .*: too late\n", shown)
+    assert re.search(r"stripe .* 8 times, last .*: bad-signature\n", run("sources", "list").stdout)
 
 
 def test_the_limit_of_a_listing_holds_and_is_told(run: Run, tmp_path: Path) -> None:
