@@ -344,7 +344,9 @@ def serve(config: Path) -> int:
     from receiver.server import serve as run
 
     settings = load_settings(config)
-    become_owner(settings.database)
+    owner = become_owner(settings.database)
+    if owner is not None:
+        console.say(f"going on as {owner}, whom {settings.database} belongs to")
 
     def ready(_: Listening) -> None:
         # Nobody may be reading any more, and that must not stop the server.
@@ -362,6 +364,7 @@ def after_start(settings: "Settings") -> Iterator[str]:
     """What to try once the server runs; nothing under systemd, where nobody reads it."""
     from receiver import samples
 
+    from receiver import samples  # noqa: F401  used once it is ready, as another user
     first = samples.first_to_send(settings)
     if first is None or "JOURNAL_STREAM" in os.environ:
         return

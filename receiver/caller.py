@@ -1,5 +1,6 @@
 """Who runs a command, and as whom it opens the file."""
 
+import importlib
 import os
 import pwd
 from pathlib import Path
@@ -15,24 +16,28 @@ def actor() -> str:
     return f"{caller} as {user}" if caller and caller != user else user
 
 
-def become_owner(database: Path) -> None:
-    """Let root go on as the owner of the file, for the rest of the process.
+def become_owner(database: Path) -> str | None:
+    """Let root go on as the owner of the file, for the rest of the process; returns who that is.
 
-    Otherwise a -wal or -shm that root makes could lock out the service. Does nothing for
-    others, or while there is no file. What only root may read must have been read before.
+    Otherwise a -wal or -shm that root makes could lock out the service. Does nothing, and
+    returns None, for others, or while there is no file. What only root may read must have been
+    read before.
     """
     if os.geteuid() != 0:
-        return
+        return None
     try:
         status = database.stat()
     except OSError:
-        return
+        return None
     if status.st_uid == 0:
-        return
+        return None
     _become(status.st_uid, status.st_gid)
+    return _name(status.st_uid)
 
 
 def _become(user: int, group: int) -> None:
+    # The first look-up of a host's name imports it, and Python may be where only root can read.
+    importlib.import_module("encodings.idna")
     try:
         os.initgroups(pwd.getpwuid(user).pw_name, group)
     except KeyError:

@@ -24,18 +24,34 @@ class Finding(msgspec.Struct, frozen=True):
 def examine(path: Path) -> list[Finding]:
     """Look at everything, as the file's owner where that is asked of root."""
     try:
-        settings = load(path)
+        settings = load(path, secrets=False)
     except ConfigError as error:
-        found = _problems(error)
+        return _every_problem(path, error)
+    found = _owner(settings)
+    try:
+        # As `receiver serve` will read them: by the owner of the file.
+        settings = load(path)
+        found += [_fine_config(settings), *_warnings(settings)]
+    except ConfigError as error:
         # What can be looked at without secrets is still worth knowing.
-        try:
-            settings = load(path, secrets=False)
-        except ConfigError:
-            return found
-    else:
-        found = [_fine_config(settings), *_warnings(settings)]
-    caller.become_owner(settings.database)
+        found += _problems(error)
     return [*found, *_handlers(settings, found), *_database(settings)]
+
+
+def _every_problem(path: Path, error: ConfigError) -> list[Finding]:
+    try:
+        load(path)
+    except ConfigError as more:
+        error = more
+    return _problems(error)
+
+
+def _owner(settings: Settings) -> list[Finding]:
+    owner = caller.become_owner(settings.database)
+    if owner is None:
+        return []
+    words = f"user: judged as {owner}, whom {settings.database} belongs to, as `serve` runs"
+    return [Finding("fine", words)]
 
 
 def _problems(error: ConfigError) -> list[Finding]:
@@ -56,13 +72,12 @@ def _fine_config(settings: Settings) -> Finding:
 
 
 def _handlers(settings: Settings, found: list[Finding]) -> list[Finding]:
-    if settings.handlers is None:
+    if settings.handlers is None or any(one.text.startswith("handlers: ") for one in found):
         return []
     try:
         processor = Processor.load(settings)
     except ConfigError as error:
-        told = {one.text for one in found}
-        return [one for one in _problems(error) if one.text not in told]
+        return _problems(error)
     functions = ", ".join(processor.handlers.functions) or "none"
     return [Finding("fine", f"handlers: {settings.handlers}: functions {functions}")]
 

@@ -713,6 +713,17 @@ def test_check_finds_a_folder_that_the_database_cannot_be_made_in(run: Run, tmp_
 
     code, found = checked(run)
 
+def test_check_tells_once_that_the_handlers_are_missing(run: Run, tmp_path: Path) -> None:
+    configure(tmp_path)
+    tmp_path.joinpath("handlers.py").unlink()
+
+    code, found = checked(run)
+
+    assert code == 2
+    (problem,) = found["problems"]
+    assert "handlers.py: no such file" in problem
+
+
     assert code == 1
     assert "nowhere" in found["problems"][0]
 
@@ -1136,3 +1147,26 @@ def test_root_becomes_the_owner_of_the_file_before_it_is_opened() -> None:
 
     expected = f"ada as root {nobody} {nobody} [{nobody}] 3 {{{nobody}}}\n"
     assert (done.stdout, done.stderr) == (expected, "")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_check_as_root_judges_as_the_owner_who_will_serve() -> None:
+    nobody = 65534
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        configure(folder, CONFIG.replace("env:GITHUB", "file:secret"))
+        Store.create(folder / "receiver.db", Clock()).close()
+        for path in (folder, *folder.iterdir()):
+            os.chown(path, nobody, nobody)
+        (folder / "secret").write_text("for root alone")
+        (folder / "secret").chmod(0o600)
+
+        code, out, _ = ended(receiver("check", cwd=folder))
+        served, said, wrong = ended(receiver("serve", cwd=folder))
+
+    assert (code, served) == (2, 2)
+    assert "judged as nobody, whom" in out
+    assert "sources.github.secrets[0]" in out
+    assert "may not be read by this user" in out
+    assert said.startswith("going on as nobody, whom ")
+    assert "may not be read by this user" in wrong
