@@ -41,8 +41,9 @@ LIMIT_DEFAULT, LIMIT_MAX = 50, 1_000_000
 #: Events from which on a bar shows the progress, and the largest number of a row.
 PROGRESS_FROM = 100
 ROW_MAX = 2**63 - 1
-#: Characters of an unexpected error's message.
+#: Characters of an unexpected error's message, and of a command's first sentence in a list.
 WORDS_CHARS_MAX = 500
+SUMMARY_CHARS_MAX = 200
 
 #: How the findings of `check` are shown.
 LEVELS = {
@@ -55,6 +56,8 @@ LEVELS = {
 ACCEPTED = ("valid", "handshake")
 
 FINE, FOUND, USAGE, MISSING, INTERRUPTED = 0, 1, 2, 3, 130
+#: Whoever read the output has closed it: what a shell says of a command that SIGPIPE ended.
+UNREAD = 141
 
 #: How `receiver --help` groups the commands.
 SECTIONS = {
@@ -100,11 +103,24 @@ class Time(click.ParamType[int]):
             self.fail(str(error), parameter, context)
 
 
-class Commands(click.Group):
+class Listed(click.Group):
+    """Its commands are listed with their whole first sentence, not one that is cut."""
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, self.summary(name)) for name in sorted(self.commands)])
+
+    def summary(self, name: str) -> str:
+        return self.commands[name].get_short_help_str(limit=SUMMARY_CHARS_MAX)
+
+
+class Commands(Listed):
     """Errors become lines on stderr and an exit code, never a traceback.
 
     A command returns its exit code, or None for 0.
     """
+
+    group_class = Listed
 
     def main(
         self,
@@ -125,17 +141,22 @@ class Commands(click.Group):
                 stream.reconfigure(errors="backslashreplace")
         sys.exit(exit_code_of(run))
 
+    def invoke(self, context: click.Context) -> Any:
+        try:
+            return super().invoke(context)
+        except BrokenPipeError as error:
+            # Whatever is still to be written, at the end too, goes nowhere.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise Failure(code=UNREAD) from error
+
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         listed = [name for names in SECTIONS.values() for name in names]
         others = tuple(name for name in self.commands if name not in listed)
         for title, names in (SECTIONS | {"Others": others}).items():
-            rows = [(name, self._summary(name)) for name in names if name in self.commands]
+            rows = [(name, self.summary(name)) for name in names if name in self.commands]
             if rows:
                 with formatter.section(title):
                     formatter.write_dl(rows)
-
-    def _summary(self, name: str) -> str:
-        return self.commands[name].get_short_help_str(limit=200)
 
 
 def exit_code_of(run: Callable[[], Any]) -> int:
@@ -165,6 +186,8 @@ def usage_lines(error: click.ClickException) -> Sequence[str]:
     """One line: what is wrong, and where to read how it is used."""
     text = " ".join(error.format_message().split())
     context = error.ctx if isinstance(error, click.UsageError) else None
+    if isinstance(error, click.NoSuchOption) and isinstance(getattr(context, "command", 0), Listed):
+        text = f"{text.rstrip('.')}: options stand after the whole command"
     where = "" if context is None else f" (see `{context.command_path} --help`)"
     return (text.rstrip(".") + where,)
 
@@ -339,6 +362,7 @@ def serve(config: Path) -> int:
     Example:
       receiver serve -c /etc/receiver/receiver.toml
     """
+    from receiver import samples  # noqa: F401  used once it is ready, as another user
     from receiver.caller import become_owner
     from receiver.server import Listening, StartError
     from receiver.server import serve as run
@@ -364,7 +388,6 @@ def after_start(settings: "Settings") -> Iterator[str]:
     """What to try once the server runs; nothing under systemd, where nobody reads it."""
     from receiver import samples
 
-    from receiver import samples  # noqa: F401  used once it is ready, as another user
     first = samples.first_to_send(settings)
     if first is None or "JOURNAL_STREAM" in os.environ:
         return
@@ -981,10 +1004,12 @@ def replay(
 def confirm(question: str) -> None:
     """Ask on the terminal; ends the command where the answer is no, or nobody can answer."""
     try:
-        click.confirm(question, abort=True, err=True)
+        agreed = click.confirm(question, err=True)
     except click.Abort as error:
         click.echo(err=True)
         raise Failure("nothing was done: answer y, or give --yes", code=USAGE) from error
+    if not agreed:
+        raise Failure("nothing was done, as you said no")
 
 
 @contextlib.contextmanager
@@ -1532,6 +1557,7 @@ def balance(
     Example:
       receiver balance acme
     """
+    from receiver import shown
     from store import ledger
 
     with reading(load_settings(config)) as seen:
@@ -1553,8 +1579,7 @@ def balance(
     for one in wrong:
         console.warn(
             f"workspace {one.workspace}: the balance says {one.balance} {one.unit}, its ledger "
-            f"entries {one.total}: something wrote to receiver_balances; restore a backup or ask "
-            "for help",
+            f"entries {one.total}; {shown.mending(one.total)}",
             "red",
         )
     return FOUND if wrong else FINE

@@ -9,6 +9,7 @@ import msgspec
 from receiver import caller
 from receiver.config import ConfigError, Settings, Sql, load
 from receiver.process import Processor
+from receiver.shown import mending
 from store import founder, integrity, ledger, names
 from store.database import Snapshot, exists, snapshot
 from store.errors import StoreError
@@ -144,7 +145,8 @@ def _file(seen: Snapshot, path: Path) -> list[Finding]:
     wrong = [
         Finding(
             "problem",
-            f"database: balance of {workspace} is {balance} {unit}, its entries add up to {total}",
+            f"database: balance of {workspace} is {balance} {unit}, its entries add up to {total}; "
+            f"{mending(total)}",
         )
         for workspace, unit, balance, total in ledger.disagreements(seen)
     ]

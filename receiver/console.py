@@ -102,7 +102,8 @@ def print_fields(fields: Sequence[tuple[str, Cell]]) -> None:
 def more(shown: int, limit: int) -> None:
     """Say so when a listing may have ended at its limit."""
     if shown >= limit:
-        warn(f"the first {limit} are shown; see more with --limit", None)
+        first = "first is" if limit == 1 else f"first {limit} are"
+        warn(f"the {first} shown; see more with --limit", None)
 
 
 def moment(at_ms: int | None, now_ms: int) -> str:
@@ -149,6 +150,11 @@ def parse_time(text: str, now_ms: int) -> int:
         raise ValueError(
             f"{text!r} is no time: write 2h, 3d, 2026-11-30, 2026-11-30T14:03:11Z or Unix seconds"
         ) from error
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun, as in `1 source` and `2 sources`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def escape(text: str) -> str:

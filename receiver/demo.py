@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from receiver.console import counted
 from receiver.playground import SOURCE, Answer, Playground, PlaygroundError, wait_until
 from store import conflicts, inbox, ledger
 
@@ -252,13 +253,13 @@ def _fifty_at_once(play: Playground) -> Iterator[Check]:
         f"{AT_ONCE} x 200, {AT_ONCE - 1} duplicate",
         f"{statuses}, {repeated} duplicate",
     )
-    made = f"{_count(_events(play) - before, 'event')}, {_count(_grants(play, 'in_2'), 'grant')}"
+    made = f"{counted(_events(play) - before, 'event')}, {counted(_grants(play, 'in_2'), 'grant')}"
     yield Check("  in the file", "1 event, 1 grant", made)
 
 
 def _second_event(play: Playground) -> Iterator[Check]:
     answer = play.send(SECOND)
-    granted = _count(_grants(play, "in_2"), "grant")
+    granted = counted(_grants(play, "in_2"), "grant")
     yield Check("second event for it", "200 done, 1 grant", f"{answer}, {granted}")
 
 
@@ -299,7 +300,7 @@ def _killed_before_commit(play: Playground) -> Iterator[Check]:
     granted = _seen(_grants(play, "in_4") > 0, "grant")
     yield Check("  server started again", "no event, no grant", f"{event}, {granted}")
     answer = play.send(KILLED)
-    granted = _count(_grants(play, "in_4"), "grant")
+    granted = counted(_grants(play, "in_4"), "grant")
     yield Check("  the sender retries", "200 done, 1 grant", f"{answer}, {granted}")
 
 
@@ -354,10 +355,6 @@ def _balance(play: Playground) -> int:
 
 
 # Words
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _seen(there: bool, noun: str) -> str:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import functools
 import logging
 import os
@@ -28,6 +29,7 @@ from uvicorn.server import ServerState
 from receiver import app, config, systemd
 from receiver.app import App, log
 from receiver.config import Address, Settings
+from receiver.console import counted
 from receiver.http import CONNECTIONS_MAX, Connection, Gate, Handshake, Limits
 from receiver.process import Processor
 from store import health
@@ -55,6 +57,13 @@ SOCKET_MODE = 0o660
 LINE_CHARS_MAX = 4_000
 LINES_HELD_MAX = 256
 LOG_FLUSH_S = 0.2
+
+#: What to do where an address can't be listened on.
+_CAUSES = {
+    errno.EADDRINUSE: "; stop what listens there, or name another address",
+    errno.EADDRNOTAVAIL: "; name an address of this machine",
+    errno.EACCES: "; a port below 1024 and a socket in another's folder are not this user's",
+}
 
 
 class StartError(Exception):
@@ -221,7 +230,7 @@ class Server:
         self._gate.set_limits(self._limits_of(processor.settings))
         self._writer.submit(processor.start).add_done_callback(_report_failure)
         self._log_warnings()
-        log.info("reload %s: done, %d sources", path, len(processor.settings.sources))
+        log.info("reload %s: done, %s", path, counted(len(processor.settings.sources), "source"))
         self._notifier.ready(self._status())
 
     def _certified(self) -> ssl.SSLContext | None:
@@ -231,7 +240,7 @@ class Server:
         return replace(self._limits, body_bytes_max=settings.server.body_bytes_max)
 
     def _status(self) -> str:
-        return f"receiving for {len(self._settings.sources)} sources"
+        return f"receiving for {counted(len(self._settings.sources), 'source')}"
 
     def _announce(self, sockets: "Sockets") -> Listening:
         scheme = "http" if self._tls is None else "https"
@@ -464,7 +473,7 @@ def bind(key: str, address: Address, paths: list[Path]) -> socket.socket:
         bound = _bind_unix(address.unix)
     except OSError as error:
         raise StartError(
-            f"{key}: can't listen on {address}: {error.strerror} (is it in use, or not ours?)"
+            f"{key}: can't listen on {address}: {error.strerror}{_CAUSES.get(error.errno or 0, '')}"
         ) from error
     paths.append(address.unix)
     return bound

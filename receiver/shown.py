@@ -30,6 +30,14 @@ def times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
 
 
+def mending(total: int) -> str:
+    """What to do about a balance that is not the sum of its entries."""
+    return (
+        "the entries are what counts, and something else than Receiver wrote to "
+        f"receiver_balances: find it, then set the balance to {total} there"
+    )
+
+
 def handle(snapshot: Snapshot, row: Row) -> str:
     """The shortest name by which a command finds the event, quoted for a shell."""
     for name in (row.event_id, full_name(row)):

@@ -282,7 +282,8 @@ def _prove(contract: Contract, check: Check, delivery: Delivery, reading: Readin
             if _matches(scheme, key, content, signatures):
                 _check_time(contract, scheme, sent_ms, delivery.received_ms)
                 return secret
-    raise _bad(f"no signature in {scheme.sig.text} matches ({len(check.keys)} keys tried)")
+    tried = "1 key" if len(check.keys) == 1 else f"{len(check.keys)} keys"
+    raise _bad(f"no signature in {scheme.sig.text} matches ({tried} tried)")
 
 
 def _bad(detail: str) -> Rejected:

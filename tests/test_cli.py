@@ -122,6 +122,30 @@ def test_every_command_that_reads_the_config_takes_c(
     assert {"-c", "--config"} <= names or path in [("init",), ("demo",), ("version",)]
 
 
+@pytest.mark.parametrize("group", [name for name, one in cli.main.commands.items()])
+def test_no_help_is_cut(run: Run, group: str) -> None:
+    assert not re.search(r"\.\.\.$", run(group, "--help").stdout.partition("\n\n")[2], re.M)
+
+
+@pytest.mark.parametrize("words", [("-c", "x.toml", "events", "list"), ("events", "-c", "x.toml")])
+def test_an_option_before_the_command_is_told_where_it_stands(run: Run, words: list[str]) -> None:
+    assert "'-c': options stand after the whole command (see `" in only(run(*words))
+
+
+def test_a_reader_that_stops_early_is_no_error(world: World) -> None:
+    for n in range(400):
+        world.invoice(f"evt_{n}", f"in_{n}", padding="x" * 400)
+
+    with receiver("events", "list", "--limit", "400", "--json", cwd=world.folder) as listing:
+        assert listing.stdout is not None
+        assert listing.stderr is not None
+        listing.stdout.readline()
+        listing.stdout.close()
+        code, errors = listing.wait(timeout=PATIENCE_S), listing.stderr.read()
+
+    assert (code, errors) == (141, "")
+
+
 def test_help_puts_every_command_in_a_section(run: Run) -> None:
     shown = run("--help").stdout
 
@@ -539,7 +563,7 @@ def test_an_event_of_the_same_id_is_sent_as_it_was(serving: Path, run: Run) -> N
     first, again, other = (json.loads(run(*command, name).stdout) for name in ("e1", "e1", "e2"))
     # The one that is parked is done with the link, and then known.
     run("send", "stripe", "checkout.session.completed")
-    wait_until(lambda: balance_of(run) == 200)
+    wait_until(lambda: run("events", "list", "--json").stdout.count('"state":"done"') == 3)
     third = json.loads(run(*command, "e1").stdout)
 
     assert [one["answer"] for one in (first, again, other)] == ["parked"] * 3
@@ -689,6 +713,17 @@ def test_check_finds_the_names_that_the_config_lost(run: Run, world: World) -> N
     assert "operation feedback-alert" in warning
 
 
+def test_check_tells_once_that_the_handlers_are_missing(run: Run, tmp_path: Path) -> None:
+    configure(tmp_path)
+    tmp_path.joinpath("handlers.py").unlink()
+
+    code, found = checked(run)
+
+    assert code == 2
+    (problem,) = found["problems"]
+    assert "handlers.py: no such file" in problem
+
+
 def test_check_finds_a_handler_that_cannot_be_imported(run: Run, tmp_path: Path) -> None:
     configure(tmp_path)
     tmp_path.joinpath("handlers.py").write_text("import nothing_of_that_name")
@@ -712,17 +747,6 @@ def test_check_finds_a_folder_that_the_database_cannot_be_made_in(run: Run, tmp_
     configure(tmp_path, 'database = "nowhere/receiver.db"\n' + CONFIG)
 
     code, found = checked(run)
-
-def test_check_tells_once_that_the_handlers_are_missing(run: Run, tmp_path: Path) -> None:
-    configure(tmp_path)
-    tmp_path.joinpath("handlers.py").unlink()
-
-    code, found = checked(run)
-
-    assert code == 2
-    (problem,) = found["problems"]
-    assert "handlers.py: no such file" in problem
-
 
     assert code == 1
     assert "nowhere" in found["problems"][0]
@@ -764,6 +788,8 @@ def test_check_finds_books_that_do_not_balance(run: Run, world: World) -> None:
 
     assert code == 1
     assert "balance of acme is 101 credits, its entries add up to 100" in found["problems"][0]
+    assert "then set the balance to 100 there" in found["problems"][0]
+    assert "then set the balance to 100 there" in run("balance").stderr
 
 
 def test_check_of_a_file_that_cannot_be_read_is_no_crash(run: Run, world: World) -> None:

@@ -368,8 +368,9 @@ def test_a_replay_by_filters_asks_first_and_runs_the_oldest_first(
     declined = command("replay", "--state", "quarantined", typed="n\n")
     ran = command("replay", "--state", "quarantined", "--type", "invoice.paid", typed="y\n")
 
-    assert (refused.code, declined.code, ran.code) == (2, 2, 1)
+    assert (refused.code, declined.code, ran.code) == (2, 1, 1)
     assert "--yes" in refused.err
+    assert "nothing was done, as you said no" in declined.err
     assert [line.split()[0] for line in ran.out.splitlines()[:2]] == ["evt_1", "evt_2"]
     assert "2 events were run again: 2 quarantined" in ran.out
     assert world.query("select count(*) from receiver_audit") == [(2,)]

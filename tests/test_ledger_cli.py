@@ -392,7 +392,7 @@ def test_a_balance_that_differs_from_its_entries_ends_with_1(
     ran = command("balance")
 
     assert ran.code == 1
-    assert "something wrote to receiver_balances" in ran.err
+    assert "something else than Receiver wrote to receiver_balances" in ran.err
 
 
 def test_records_are_listed_with_their_data_and_filtered(world: World, command: Command) -> None:

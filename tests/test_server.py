@@ -243,7 +243,7 @@ def test_the_manager_hears_of_start_reload_and_stop(start: Start, tmp_path: Path
     with contextlib.closing(manager.socket):
         server = start(**manager.environment, WATCHDOG_USEC="60000000")
 
-        assert manager.heard() == ["READY=1", "STATUS=receiving for 1 sources"]
+        assert manager.heard() == ["READY=1", "STATUS=receiving for 1 source"]
         assert manager.heard() == ["WATCHDOG=1"]
         server.kill(signal.SIGHUP)
         assert manager.heard()[0] == "RELOADING=1"
@@ -277,6 +277,7 @@ def test_a_taken_port_is_told_in_one_line(start: Start) -> None:
         assert server.ended() == 1
     assert len(server.lines) == 1
     assert f"error: server.listen: can't listen on 127.0.0.1:{port}" in server.lines[0]
+    assert server.lines[0].endswith("in use; stop what listens there, or name another address")
 
 
 def test_a_locked_file_at_the_start_is_told_in_one_line(start: Start, tmp_path: Path) -> None:
@@ -542,7 +543,7 @@ def test_a_reload_takes_new_sources_without_closing_a_connection(
 
         configure(tmp_path, new)
         server.kill(signal.SIGHUP)
-        server.line(" reload .*: done, 1 sources")
+        server.line(" reload .*: done, 1 source$")
 
         assert wire.ask(delivery(tmp_path, "d-2", source="hub")).status == 200
         assert wire.ask(b"POST /webhooks/github HTTP/1.1\r\n\r\n").status == 404
