@@ -448,7 +448,8 @@ def sources_list(config: Path, as_json: bool, limit: int) -> None:
             console.print_json(described(settings, source, recent[source.name]))
         return
     at = now_ms()
-    console.print_table(HEADINGS, [row(source, recent[source.name], at) for source in shown])
+    rows = [row(source, recent[source.name], at) for source in shown]
+    console.print_table(HEADINGS, rows, "cut")
     console.more(len(shown), limit)
 
 
@@ -751,13 +752,18 @@ def print_listing(
     object_of: Callable[[T], Mapping[str, object]],
     headings: Sequence[str],
     cells_of: Callable[[T], Sequence[console.Cell]],
+    *,
+    prose: bool = False,
 ) -> None:
-    """A listing for programs or for people; says so when there is nothing."""
+    """A listing for programs or for people; says so when there is nothing.
+
+    `prose`: the last column may be cut.
+    """
     if as_json:
         for one in found:
             console.print_json(object_of(one))
     elif found:
-        console.print_table(headings, [cells_of(one) for one in found])
+        console.print_table(headings, [cells_of(one) for one in found], "cut" if prose else None)
         console.more(len(found), limit)
     else:
         console.warn("nothing is listed", None)
@@ -787,15 +793,15 @@ def events_group() -> None:
     """The inbox: what was received, and what became of it."""
 
 
-EVENT_HEADINGS = ("received", "source", "id", "type", "state", "reason")
+EVENT_HEADINGS = ("row", "received", "source", "id", "type", "state", "reason")
 
 
 def event_cells(row: "Row") -> Sequence[console.Cell]:
     """The cells under EVENT_HEADINGS."""
     source = f"{row.endpoint}/{row.account}" if row.account else row.endpoint
-    at = console.moment(row.received_ms, now_ms())
+    at = console.when(row.received_ms, now_ms())
     reason = row.reason or (row.last_error if row.state in ("pending", "dead") else None) or ""
-    return (at, source, row.event_id, row.type, console.state(row.state), reason)
+    return (row.id, at, source, row.event_id, row.type, console.state(row.state), reason)
 
 
 @events_group.command("list")
@@ -826,7 +832,7 @@ def events_list(
         rows = inbox.listed(
             seen, state=state, endpoint=source, type=type, since_ms=since_ms, limit=limit
         )
-    print_listing(rows, limit, as_json, shown.event, EVENT_HEADINGS, event_cells)
+    print_listing(rows, limit, as_json, shown.event, EVENT_HEADINGS, event_cells, prose=True)
 
 
 @events_group.command("show")
@@ -890,7 +896,8 @@ def print_story(told: "Story", config: Path) -> None:
     console.say("")
     console.print_table(
         ("when", "what", "how"),
-        [(console.moment(one.at_ms, at), one.what, one.words) for one in told.moments],
+        [(console.when(one.at_ms, at), one.what, one.words) for one in told.moments],
+        "wrap",
     )
     for step in told.next_steps:
         next_step(step, config)
@@ -923,10 +930,7 @@ def events_tail(config: Path, last: int, as_json: bool) -> None:
             if as_json:
                 console.print_json(shown.event(row))
             else:
-                cells = [
-                    cell.text if isinstance(cell, console.Painted) else str(cell)
-                    for cell in event_cells(row)
-                ]
+                cells = map(console.plain, event_cells(row))
                 console.say("  ".join(filter(None, cells)))
 
 
@@ -1081,9 +1085,10 @@ def parked_list(config: Path, as_json: bool, limit: int, source: str | None) -> 
             shown.event(one[0])
             | {"waits_for": shown.fact(one[1]), "parked_at": console.rfc3339(one[2])}
         ),
-        ("parked", "source", "id", "type", "waits for"),
+        ("row", "parked", "source", "id", "type", "waits for"),
         lambda one: (
-            console.moment(one[2], at),
+            one[0].id,
+            console.when(one[2], at),
             one[0].endpoint,
             one[0].event_id,
             one[0].type,
@@ -1163,11 +1168,11 @@ def conflicts_list(config: Path, as_json: bool, limit: int, everything: bool) ->
         ("conflict", "received", "event", "type", "times", "resolved"),
         lambda one: (
             one[0].id,
-            console.moment(one[0].received_ms, at),
+            console.when(one[0].received_ms, at),
             shown.name_of(one[1]),
             one[1].type,
             one[0].deliveries,
-            console.moment(one[0].resolved_ms, at),
+            console.when(one[0].resolved_ms, at),
         ),
     )
 
@@ -1283,7 +1288,7 @@ def links_list(
             one.account or None,
             one.customer,
             one.workspace,
-            console.moment(one.created_ms, at),
+            console.when(one.created_ms, at),
         ),
     )
 
@@ -1405,7 +1410,7 @@ def ledger_list(
         shown.entry,
         ("when", "workspace", "amount", "unit", "entry"),
         lambda one: (
-            console.moment(one.created_ms, at),
+            console.when(one.created_ms, at),
             one.workspace,
             f"{one.amount:+}",
             one.unit,
@@ -1619,14 +1624,15 @@ def records_command(
         limit,
         as_json,
         shown.record,
-        ("when", "kind", "workspace", "data", "by"),
+        ("when", "kind", "workspace", "by", "data"),
         lambda one: (
-            console.moment(one.created_ms, at),
+            console.when(one.created_ms, at),
             one.kind,
             one.workspace,
-            one.data,
             str(one.key),
+            one.data,
         ),
+        prose=True,
     )
 
 

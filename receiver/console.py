@@ -5,16 +5,20 @@ import os
 import re
 import shutil
 import sys
+import textwrap
 import unicodedata
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import click
 
-#: Columns between two cells, and the fewest that a cell is cut to.
+#: Columns between two cells, and before the further lines of a row.
 GAP = 2
-CELL_MIN = 6
+INDENT = 4
+#: The fewest columns for prose, and those that it shall have beside whole times.
+PROSE_MIN = 20
+PROSE_WIDE = 60
 #: Characters of one cell that are looked at, before it is cut to the terminal.
 CELL_CHARS_MAX = 2_000
 
@@ -49,7 +53,14 @@ class Painted(NamedTuple):
     colour: str
 
 
-Cell = str | int | Painted | None
+class When(NamedTuple):
+    """A point in time: whole, or its age alone where a terminal is narrow."""
+
+    text: str
+    age: str
+
+
+Cell = str | int | Painted | When | None
 
 
 def state(word: str) -> Painted | str:
@@ -77,16 +88,25 @@ def print_json(value: Mapping[str, object]) -> None:
     click.echo(json.dumps(value, separators=(",", ":")))
 
 
-def print_table(headings: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
-    """Rows under their headings; on a terminal, long cells are cut to its width."""
+def print_table(
+    headings: Sequence[str],
+    rows: Sequence[Sequence[Cell]],
+    prose: Literal["cut", "wrap"] | None = None,
+) -> None:
+    """Rows under their headings.
+
+    On a terminal what does not fit goes to a further line of its row, and nothing is cut, so
+    that whatever names a thing can be copied; `prose` says that the last column may be.
+    """
     texts = [[_text(cell) for cell in row] for row in rows]
-    widths = [max(_width(line[i]) for line in (headings, *texts)) for i in range(len(headings))]
-    if sys.stdout.isatty():
-        widths = fit(widths, shutil.get_terminal_size().columns)
-    _print_row(headings, widths, ["bold"] * len(headings))
-    for row, line in zip(rows, texts, strict=True):
-        colours = [cell.colour if isinstance(cell, Painted) else None for cell in row]
-        _print_row(line, widths, colours)
+    if not sys.stdout.isatty():
+        _print_rows(headings, rows, texts, [[*range(len(headings))]], None)
+        return
+    room = shutil.get_terminal_size().columns
+    if len(lay_out(_widths(headings, texts), room, PROSE_WIDE if prose else None)) > 1:
+        texts = [[_text(cell, narrow=True) for cell in row] for row in rows]
+    lines = lay_out(_widths(headings, texts), room, PROSE_MIN if prose else None)
+    _print_rows(headings, rows, texts, lines, room if prose else None, wrap=prose == "wrap")
 
 
 def print_fields(fields: Sequence[tuple[str, Cell]]) -> None:
@@ -114,6 +134,11 @@ def moment(at_ms: int | None, now_ms: int) -> str:
     if when is None:
         return f"{at_ms} ms"
     return f"{when.astimezone():%Y-%m-%d %H:%M:%S}, {age(now_ms - at_ms)}"
+
+
+def when(at_ms: int | None, now_ms: int) -> Cell:
+    """The same for a table, which may have room for the age alone."""
+    return None if at_ms is None else When(moment(at_ms, now_ms), age(now_ms - at_ms))
 
 
 def age(passed_ms: int) -> str:
@@ -164,17 +189,23 @@ def escape(text: str) -> str:
     return "".join(one if one.isprintable() else _escaped(one) for one in text)
 
 
-def fit(widths: Sequence[int], room: int) -> list[int]:
-    """Widths that fit into `room` columns: the widest give way first, none below CELL_MIN."""
-    fitted = list(widths)
-    excess = sum(fitted) + GAP * (len(fitted) - 1) - room
-    while excess > 0:
-        widest = max(fitted)
-        if widest <= CELL_MIN:
-            break
-        fitted[fitted.index(widest)] -= 1
-        excess -= 1
-    return fitted
+def plain(cell: Cell) -> str:
+    """A cell's whole text, as it is."""
+    return cell.text if isinstance(cell, Painted | When) else "" if cell is None else str(cell)
+
+
+def lay_out(widths: Sequence[int], room: int, prose: int | None) -> list[list[int]]:
+    """Which columns stand on each line of a row; the last may be cut to `prose`, if given."""
+    lines: list[list[int]] = [[]]
+    used = 0
+    for column, width in enumerate(widths):
+        needed = min(width, prose) if prose and column == len(widths) - 1 else width
+        if lines[-1] and used + needed > room:
+            lines.append([])
+            used = INDENT
+        lines[-1].append(column)
+        used += width + GAP
+    return lines
 
 
 def _datetime(at_ms: int) -> datetime | None:
@@ -188,20 +219,70 @@ def _escaped(character: str) -> str:
     return character.encode("unicode_escape", "surrogatepass").decode("ascii")
 
 
-def _text(cell: Cell) -> str:
+def _text(cell: Cell, *, narrow: bool = False) -> str:
     if cell is None:
         return "-"
-    text = cell.text if isinstance(cell, Painted) else str(cell)
+    text = cell.age if narrow and isinstance(cell, When) else plain(cell)
     return escape(text[:CELL_CHARS_MAX])
 
 
-def _print_row(texts: Sequence[str], widths: Sequence[int], colours: Sequence[str | None]) -> None:
-    cells = []
-    for text, width, colour in zip(texts, widths, colours, strict=True):
-        shown = _cut(text, width)
-        padding = " " * (width - _width(shown))
-        cells.append(_paint(shown, colour) + padding)
-    _write((" " * GAP).join(cells).rstrip(), sys_error=False)
+def _widths(headings: Sequence[str], texts: Sequence[Sequence[str]]) -> list[int]:
+    return [max(_width(row[i]) for row in (headings, *texts)) for i in range(len(headings))]
+
+
+def _print_rows(
+    headings: Sequence[str],
+    rows: Sequence[Sequence[Cell]],
+    texts: Sequence[Sequence[str]],
+    lines: Sequence[Sequence[int]],
+    room: int | None,
+    *,
+    wrap: bool = False,
+) -> None:
+    widths = _widths(headings, texts)
+    if room is not None:
+        before = sum(widths[column] + GAP for column in lines[-1][:-1])
+        left = room - before - (INDENT if len(lines) > 1 else 0)
+        widths[-1] = min(widths[-1], max(left, PROSE_MIN))
+    bold = [Painted("", "bold")] * len(headings)
+    for cells, row in zip((bold, *rows), (headings, *texts), strict=True):
+        for number, line in enumerate(lines):
+            _print_line(cells, row, line, widths, INDENT if number else 0, wrap=wrap)
+
+
+def _print_line(
+    cells: Sequence[Cell],
+    texts: Sequence[str],
+    line: Sequence[int],
+    widths: Sequence[int],
+    indent: int,
+    *,
+    wrap: bool,
+) -> None:
+    """One line of a row; with `wrap`, prose that is too long goes on below where it began."""
+    parts = []
+    further: list[str] = []
+    for column in line:
+        text = texts[column]
+        if column == len(widths) - 1 and _width(text) > widths[column]:
+            if wrap:
+                text, *further = _wrapped(text, widths[column])
+            else:
+                text = _cut(text, widths[column])
+        cell = cells[column]
+        padding = " " * (widths[column] - _width(text))
+        parts.append(_paint(text, cell.colour if isinstance(cell, Painted) else None) + padding)
+    shown = (" " * GAP).join(parts).rstrip()
+    if shown:
+        _write(" " * indent + shown, sys_error=False)
+    start = indent + sum(widths[column] + GAP for column in line[:-1])
+    for text in further:
+        _write(" " * start + text, sys_error=False)
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    # Ids are never broken.
+    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
 
 
 def _cut(text: str, width: int) -> str:

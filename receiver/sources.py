@@ -108,7 +108,7 @@ def row(source: Source, recent: Last, now_ms: int) -> list[console.Cell]:
         source.scheme,
         _mode(source),
         url_of(source) or NO_URL,
-        console.moment(recent.event_ms, now_ms),
+        console.when(recent.event_ms, now_ms),
         _refused(recent.rejections, now_ms),
     ]
 

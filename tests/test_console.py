@@ -60,8 +60,8 @@ def without_colours(text: str) -> str:
 # Tables
 
 
-def test_a_table_fits_the_terminal_and_shows_what_was_cut() -> None:
-    table = "console.print_table(['id', 'why'], [['evt_1', 'x' * 200], ['evt_2', 'short']])"
+def test_prose_at_the_end_is_cut_to_the_terminal() -> None:
+    table = "console.print_table(['id', 'why'], [['evt_1', 'x' * 200], ['evt_2', 'short']], 'cut')"
 
     lines = without_colours(on_terminal(table)).splitlines()
 
@@ -69,8 +69,45 @@ def test_a_table_fits_the_terminal_and_shows_what_was_cut() -> None:
     assert lines[1].endswith("x…")
 
 
+def test_prose_that_is_wrapped_goes_on_where_it_began() -> None:
+    words = "a word that is " * 4 + "evt_" + "1" * 40
+    table = f"console.print_table(['id', 'why'], [['evt_1', '{words}']], 'wrap')"
+
+    lines = without_colours(on_terminal(table)).splitlines()
+
+    assert [line[:7] for line in lines[1:]] == ["evt_1  ", *[" " * 7] * (len(lines) - 2)]
+    assert " ".join(line[7:] for line in lines[1:]) == words
+    assert max(len(line) for line in lines[:-1]) <= 40
+
+
+@pytest.mark.parametrize("columns", [60, 40, 20])
+def test_what_does_not_fit_goes_to_a_further_line_and_no_name_is_cut(columns: int) -> None:
+    name, kind = "evt_1NirD82eZvKYlo2CdGJ4yBMi", "checkout.session.completed"
+    table = f"console.print_table(['row', 'id', 'type'], [[1, '{name}', '{kind}'], [2, 'a', 'b']])"
+
+    lines = without_colours(on_terminal(table, columns)).splitlines()
+
+    assert lines[0].startswith("row")
+    assert [line for line in lines if name in line]
+    assert [line for line in lines if line.startswith("    ") and kind in line]
+    assert lines[-1].strip() == "b"
+
+
+def test_a_moment_is_its_age_where_the_line_is_short() -> None:
+    table = (
+        "at = console.when(1_800_000_000_000, 1_800_000_060_000)\n"
+        "console.print_table(['when', 'what'], [[at, 'done'], [None, 'x']])"
+    )
+
+    assert without_colours(on_terminal(table, 30)).splitlines()[1:] == [
+        "1 min ago  done",
+        "-          x",
+    ]
+    assert ", 1 min ago  done" in without_colours(on_terminal(table, 80))
+
+
 def test_wide_characters_count_twice() -> None:
-    table = "console.print_table(['id', 'why'], [['語' * 30, 'ok']])"
+    table = "console.print_table(['id', 'why'], [['ok', '語' * 30]], 'cut')"
 
     line = without_colours(on_terminal(table)).splitlines()[1]
 
@@ -94,16 +131,6 @@ def test_a_table_without_rows_has_its_headings(capsys: pytest.CaptureFixture[str
     console.print_table(["a", "b"], [])
 
     assert capsys.readouterr().out == "a  b\n"
-
-
-@pytest.mark.parametrize("room", [0, 10, 30, 79])
-def test_widths_never_go_below_the_least(room: int) -> None:
-    fitted = console.fit([3, 50, 20], room)
-
-    assert fitted[0] == 3
-    assert min(fitted[1:]) >= console.CELL_MIN
-    if room >= 20:
-        assert sum(fitted) + 4 <= max(room, 3 + 2 * console.CELL_MIN + 4)
 
 
 # Colours
