@@ -22,6 +22,9 @@ from store.schema import AMOUNT_MAX
 #: that asks every 2 ms then never waits for more than one of them.
 GAP_S = 0.01
 
+#: Released events that an act's row in the audit log lists.
+RELEASED_MAX = 1_000
+
 #: The key of a correction by hand; no source is about it.
 OPERATOR, ADJUSTMENT = "operator", "adjustment"
 
@@ -185,7 +188,8 @@ def link(
         _check_name(what, text)
     released = parked.on(tx, Fact("link", source, account, customer))
     if links.add(tx, source, account, customer, workspace):
-        _write_link(tx, by, "links add", source, account, customer, workspace=workspace)
+        detail = {"workspace": workspace, "released": released[:RELEASED_MAX]}
+        _write_link(tx, by, "links add", source, account, customer, **detail)
         return Linked("added", None, released)
     before = links.workspace(tx, source, account, customer)
     if before == workspace:
@@ -238,7 +242,8 @@ def grant(tx: Tx, key: Key, workspace: str, unit: str, amount: int, by: By) -> E
     except Refused as error:
         _refuse(key, error)
     if new:
-        _write_down(tx, by, "ledger grant", f"{key}", workspace=workspace, unit=unit, amount=amount)
+        detail = {"workspace": workspace, "unit": unit, "amount": amount}
+        _write_down(tx, by, "ledger grant", f"{key}", **detail, released=released[:RELEASED_MAX])
     return Entered(_entry(tx, key), new, released if new else [])
 
 
@@ -291,7 +296,8 @@ def revert(tx: Tx, target: Key, amount: int | None, by: By) -> Entered:
     except (Quarantine, Park) as error:
         raise Declined(str(error)) from error
     made = _entry(tx, key)
-    _write_down(tx, by, "ledger revert", f"{target}", entry=f"{key}", amount=made.amount)
+    detail = {"entry": f"{key}", "amount": made.amount, "released": released[:RELEASED_MAX]}
+    _write_down(tx, by, "ledger revert", f"{target}", **detail)
     return Entered(made, True, released)
 
 

@@ -1,5 +1,6 @@
 """Tells what happened to one event: everything the file knows of it, in order of time."""
 
+import contextlib
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -59,6 +60,7 @@ def tell(snapshot: Snapshot, settings: Settings, row: Row) -> Story:
         *_conflicts(snapshot, row),
         *_twins(snapshot, row),
         *_acts(snapshot, row),
+        *_parking(snapshot, row, waits_for),
         *_attempts(snapshot, row),
         *_changes(snapshot, settings, row),
         *_end(row),
@@ -115,19 +117,18 @@ def _attempts(snapshot: Snapshot, row: Row) -> Iterator[Moment]:
 
 
 def _changes(snapshot: Snapshot, settings: Settings, row: Row) -> Iterator[Moment]:
+    event = _again(snapshot, settings, row)
+    if event is not None:
+        yield from _links(snapshot, settings, event)
     made = operations.of_event(snapshot, row.id)[:TOLD_MAX]
     for key, claim, at_ms in made:
         facts = shown.key(key) | {"kind": claim.kind, "by": "this event"}
         yield Moment(at_ms, "operation", f"{_claimed(claim)} by {key}", facts)
         yield from _amounts(snapshot, key)
     own = {key for key, _, _ in made}
-    event = _again(snapshot, settings, row)
-    if event is None or event.defect is not None or event.test:
-        return
-    for key in _keys(settings, event):
+    for key in () if event is None else _keys(settings, event):
         if key not in own:
             yield from _done_before(snapshot, key)
-    yield from _links(snapshot, settings, event)
 
 
 def _done_before(snapshot: Snapshot, key: Key) -> Iterator[Moment]:
@@ -176,26 +177,28 @@ def _keys(settings: Settings, event: Event) -> Iterator[Key]:
 
 
 def _links(snapshot: Snapshot, settings: Settings, event: Event) -> Iterator[Moment]:
-    """The links that the event's rules ask for, as they are now."""
-    scope = rules.scope_of(event)
+    """The links that the event's rules make, or needed and got after it came; as they are now."""
+    needed: dict[str, bool] = {}
     for rule in settings.rules_for(event.source, event.type):
-        if not isinstance(rule.effect, Link):
-            continue
-        try:
-            customer = rule.effect.customer.value(scope)
-        except Unjudgeable:
-            continue
-        for one in links.listed(snapshot, source=event.identity, customer=str(customer)):
-            if one.account == event.account:
+        makes = isinstance(rule.effect, Link)
+        path = rule.effect.customer if isinstance(rule.effect, Link) else rule.customer
+        with contextlib.suppress(Unjudgeable):
+            customer = None if path is None else path.value(rules.scope_of(event))
+            needed[str(customer)] = makes or needed.get(str(customer), False)
+    for customer, makes in needed.items():
+        for one in links.listed(snapshot, source=event.identity, customer=customer):
+            if one.account == event.account and (makes or one.created_ms > event.received_ms):
                 words = f"customer {one.customer} is linked to workspace {one.workspace}"
                 yield Moment(one.created_ms, "link", words, shown.link(one))
 
 
 def _again(snapshot: Snapshot, settings: Settings, row: Row) -> Event | None:
+    """The event as its rules see it, if they do."""
     try:
-        return stored_event(snapshot, settings, row)
+        event = stored_event(snapshot, settings, row)
     except NotReplayable:
         return None
+    return None if event.defect is not None or event.test else event
 
 
 # What else came, and what was done by hand
@@ -227,6 +230,18 @@ def _acts(snapshot: Snapshot, row: Row) -> Iterator[Moment]:
         why = f": {act.reason}" if act.reason else ""
         facts: dict[str, object] = {"action": act.action, "actor": act.actor, "reason": act.reason}
         yield Moment(act.at_ms, "by hand", f"{act.action} by {act.actor}{why}", facts)
+
+
+def _parking(snapshot: Snapshot, row: Row, waits_for: parked.Fact | None) -> Iterator[Moment]:
+    """What a file knows of it: since when it waits, and who by hand brought what it waited for."""
+    since_ms = parked.since(snapshot, row.id)
+    if waits_for is not None and since_ms is not None:
+        facts: dict[str, object] = {"waits_for": shown.fact(waits_for)}
+        yield Moment(since_ms, "parked", f"waits for {shown.fact_words(waits_for)}", facts)
+    for act in audit.that_released(snapshot, row.id)[-TOLD_MAX:]:
+        why = f": {act.reason}" if act.reason else ""
+        words = f"it was parked until then; {act.action} by {act.actor}, {act.target}{why}"
+        yield Moment(act.at_ms, "released", words, {"action": act.action, "actor": act.actor})
 
 
 # What to do about it

@@ -29,6 +29,21 @@ def add(tx: Tx, actor: str, action: str, target: str, reason: str, detail: str) 
     )
 
 
+def that_released(snapshot: Snapshot, event: int) -> list[Act]:
+    """The acts that released a parked event, as their details list it; oldest first."""
+    return [
+        Act(*values)
+        for values in snapshot.db.execute(
+            """
+            select id, at_ms, actor, action, target, reason, detail from receiver_audit
+            where exists (select 1 from json_each(detail, '$.released') where value = ?)
+            order by id
+            """,
+            (event,),
+        )
+    ]
+
+
 def of_target(snapshot: Snapshot, target: str) -> list[Act]:
     """The acts upon one target, oldest first."""
     return [

@@ -40,6 +40,15 @@ def of_event(snapshot: Snapshot, event: int) -> Fact | None:
     return None if values is None else Fact(*values)
 
 
+def since(snapshot: Snapshot, event: int) -> int | None:
+    """From when on the event is parked, in UTC milliseconds, or None."""
+    found = snapshot.db.execute(
+        "select since_ms from receiver_parked where event = ?", (event,)
+    ).get
+    assert found is None or isinstance(found, int), "the column is an integer"
+    return found
+
+
 def on(snapshot: Snapshot, fact: Fact) -> list[int]:
     """Row numbers of the events that wait for just this fact."""
     return [

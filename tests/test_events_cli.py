@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -176,6 +177,7 @@ def test_the_story_of_a_grant_has_its_receipt_operation_and_entry_in_order_of_ti
 
     assert words_of(shown) == [
         ("received", "by source stripe, signed with env:STRIPE, request r-1"),
+        ("link", "customer cus_1 is linked to workspace acme"),
         ("operation", "grant for workspace acme by stripe/in_1/initial-credit-grant"),
         ("ledger", "+100 credits for workspace acme"),
         ("done", "nothing is left to do"),
@@ -268,6 +270,44 @@ def test_the_story_says_what_a_parked_event_waits_for_and_what_brings_it(
     assert "`receiver parked attribute evt_2 --workspace WORKSPACE`" in person["next"][0]
     assert entry["waits_for"]["subject"] == "in_9"
     assert "stripe/in_9/initial-credit-grant" in entry["next"][0]
+
+
+def test_the_story_tells_that_an_event_was_parked_and_which_act_released_it(
+    world: World, command: Command
+) -> None:
+    world.invoice("evt_1", "in_1")
+    world.invoice("evt_2", "in_2", customer="cus_2")
+    world.clock.now_ms += 1000
+    (parked,) = command.objects("events", "show", "evt_1")
+    command("links", "add", "stripe", "cus_1", "acme", "--reason", "asked them")
+
+    told = command("events", "show", "evt_1").out
+    (released,) = command.objects("events", "show", "evt_1")
+    (other,) = command.objects("events", "show", "evt_2")
+
+    assert [(one["what"], one["at"]) for one in parked["story"]] == [
+        ("received", "2027-01-15T08:00:00.000Z"),
+        ("parked", "2027-01-15T08:00:00.000Z"),
+    ]
+    whats = [one["what"] for one in released["story"]]
+    assert whats == ["received", "released", "link", "operation", "ledger", "done"]
+    assert re.search("it was parked until then; links add by .*, link stripe/cus_1: asked", told)
+    assert [one["what"] for one in other["story"]] == ["received", "parked"]
+
+
+def test_the_story_tells_of_a_link_that_came_after_the_event(
+    world: World, command: Command
+) -> None:
+    world.invoice("evt_1", "in_1")
+    world.clock.now_ms += 1000
+    fields = {"customer": "cus_1", "client_reference_id": "acme"}
+    world.stripe("evt_2", "checkout.session.completed", **fields)
+
+    (told,) = command.objects("events", "show", "evt_1")
+
+    (link,) = [one for one in told["story"] if one["what"] == "link"]
+    assert link["at"] == "2027-01-15T08:00:01.000Z"
+    assert told["state"] == "done"
 
 
 def test_the_story_tells_the_same_body_under_another_id(world: World, command: Command) -> None:
