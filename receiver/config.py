@@ -640,6 +640,7 @@ class _Builder:
             table = _Table(self.report, where, values, _RULE_KEYS)
             rule = _rule(table, declared)
             _check_paths(table, rule, sources)
+            _warn_of_subject(table, rule)
             if isinstance(rule.effect, Call) and "handlers" not in top:
                 table.problem("call", 'needs a file of functions; set handlers = "handlers.py"')
             rules[where] = rule
@@ -1004,6 +1005,15 @@ def _check_paths(table: _Table, rule: Rule, sources: Mapping[str, Source]) -> No
                 f"takes what {unsigned[0]} sends in headers that it does not sign; "
                 "name a path in the body, or leave subject out: then it is the body's digest",
             )
+
+
+def _warn_of_subject(table: _Table, rule: Rule) -> None:
+    if len(set(rule.on)) > 1 and rule.subject is None and not isinstance(rule.effect, Link | None):
+        table.warning(
+            "subject",
+            f"is not set, so each event does this again, and {rule.on[1]} as well as {rule.on[0]}; "
+            "name the path of what it may happen once for",
+        )
 
 
 def _check_own(table: _Table, where: str, path: select.Path, *, known: bool) -> None:

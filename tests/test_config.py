@@ -354,6 +354,17 @@ def test_loading_without_secrets_still_refuses_a_plain_one(tmp_path: Path) -> No
         load(path, secrets=False)
 
 
+def test_a_rule_of_several_types_without_a_subject_is_warned_of(tmp_path: Path) -> None:
+    several = RULE.replace('on = ["', 'on = ["invoice.payment_succeeded", "')
+    text = SOURCE + "\n".join(line for line in several.split("\n") if "subject" not in line)
+
+    (warning,) = taken(tmp_path, text).warnings
+    one = taken(tmp_path, SOURCE + several).warnings
+
+    assert warning.startswith("rules[0].subject: is not set, so each event does this again")
+    assert one == ()
+
+
 def test_settings_are_frozen(tmp_path: Path) -> None:
     settings = taken(tmp_path, SOURCE)
 
