@@ -1477,10 +1477,11 @@ def ledger_grant(
 @click.option("--unit", required=True, metavar="UNIT", help="Of what.")
 @click.option("--amount", required=True, type=int, help="How much; below zero takes away.")
 @click.option("--key", metavar="KEY", help="Its name: done once for it [default: a fresh one].")
+@click.option("--yes", is_flag=True, help="Also below zero, and in a unit that is new.")
 @why_option
 @configured
 def ledger_adjust(
-    config: Path, workspace: str, unit: str, amount: int, key: str | None, reason: str
+    config: Path, workspace: str, unit: str, amount: int, key: str | None, yes: bool, reason: str
 ) -> None:
     """Correct a balance, by an operation of its own that no webhook has.
 
@@ -1488,13 +1489,24 @@ def ledger_adjust(
     Example:
       receiver ledger adjust --workspace acme --unit credits --amount -20 --reason "a mistake"
     """
-    from receiver import operate
+    from receiver import named, operate
+    from store.database import Tx
 
     settings = load_settings(config)
     name = key or secrets.token_hex(8)
-    with acting(settings) as (store, who):
+
+    def adjust(tx: Tx, *, yes: bool) -> operate.Entered:
+        if not yes:
+            named.check_unit(tx, settings, unit)
         by = operate.By(who, reason)
-        entered = store.write(lambda tx: operate.adjust(tx, name, workspace, unit, amount, by))
+        return operate.adjust(tx, name, workspace, unit, amount, by, overdraw=yes)
+
+    with acting(settings) as (store, who):
+        try:
+            entered = store.write(functools.partial(adjust, yes=yes))
+        except operate.Overdrawn as error:
+            confirm(f"{error}. Go on?")
+            entered = store.write(functools.partial(adjust, yes=True))
     done = "was" if entered.new else "had been"
     console.say(f"workspace {workspace} {done} adjusted by {amount:+} {unit}: {entered.entry.key}")
     next_step(f"`receiver balance {shlex.quote(workspace)}`", config)

@@ -94,6 +94,15 @@ def grant_rule(settings: Settings, source: str, operation: str) -> Grant | None:
     return effect if isinstance(effect, Grant) else None
 
 
+def check_unit(snapshot: Snapshot, settings: Settings, unit: str) -> None:
+    """Raises Absent for a unit that no rule grants and no balance is in."""
+    granted = [rule.effect.unit for rule in settings.rules if isinstance(rule.effect, Grant)]
+    known = dict.fromkeys((*granted, *ledger.units(snapshot)))
+    if unit not in known:
+        hint = nearest_or_all(unit, known)
+        raise Absent(f"no rule and no balance has the unit {unit}{hint}: --yes takes it as new")
+
+
 def entry(snapshot: Snapshot, settings: Settings, name: str) -> Key:
     """The ledger entry `source/account/subject/operation`, or without the account.
 

@@ -33,6 +33,10 @@ class Declined(Exception):
     """The act can't be done as asked; the message says why, and what to do instead."""
 
 
+class Overdrawn(Declined):
+    """The balance would be less than nothing; the operator may want that."""
+
+
 class By(NamedTuple):
     """Who acts, and why."""
 
@@ -247,10 +251,12 @@ def grant(tx: Tx, key: Key, workspace: str, unit: str, amount: int, by: By) -> E
     return Entered(_entry(tx, key), new, released if new else [])
 
 
-def adjust(tx: Tx, name: str, workspace: str, unit: str, amount: int, by: By) -> Entered:
+def adjust(
+    tx: Tx, name: str, workspace: str, unit: str, amount: int, by: By, *, overdraw: bool = False
+) -> Entered:
     """Correct a balance by an operation of its own, once for `name`.
 
-    Raises Declined if another correction has that name.
+    Raises Declined if another correction has that name, and Overdrawn unless it may `overdraw`.
     """
     for what, text in (("key", name), ("workspace", workspace), ("unit", unit)):
         _check_name(what, text)
@@ -264,6 +270,12 @@ def adjust(tx: Tx, name: str, workspace: str, unit: str, amount: int, by: By) ->
         raise Declined(
             f"{name} is an adjustment of {known.amount:+} {known.unit} for workspace "
             f"{known.workspace} already: give this one another --key"
+        )
+    balance = ledger.balance(tx, workspace, unit)
+    if amount < 0 and balance + amount < 0 and not overdraw:
+        raise Overdrawn(
+            f"this takes the balance of workspace {workspace} from {balance} "
+            f"to {balance + amount} {unit}, below zero"
         )
     try:
         ledger.enter(tx, key, workspace, unit, amount)

@@ -95,6 +95,12 @@ def balance(snapshot: Snapshot, workspace: str, unit: str) -> int:
     return 0 if found is None else int(found)
 
 
+def units(snapshot: Snapshot) -> list[str]:
+    """The units that there is a balance in."""
+    found = snapshot.db.execute("select distinct unit from receiver_balances order by unit")
+    return [unit for (unit,) in found]
+
+
 def listed(
     snapshot: Snapshot,
     *,

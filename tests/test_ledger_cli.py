@@ -237,13 +237,48 @@ def test_an_adjustment_has_a_key_of_its_own_each_time(world: World, command: Com
 
 
 def test_an_adjustment_with_a_key_is_made_once(world: World, command: Command) -> None:
-    first = command(*ADJUST, "--amount", "-5", "--key", "ticket-7")
-    again = command(*ADJUST, "--amount", "-5", "--key", "ticket-7")
+    first = command(*ADJUST, "--amount", "-5", "--key", "ticket-7", "--yes")
+    again = command(*ADJUST, "--amount", "-5", "--key", "ticket-7", "--yes")
     other = command(*ADJUST, "--amount", "5", "--key", "ticket-7")
 
     assert (first.code, again.code, other.code, world.balance()) == (0, 0, 1, -5)
     assert "had been adjusted" in again.out
     assert "another --key" in other.err
+
+
+def test_an_adjustment_below_zero_is_asked_about(world: World, command: Command) -> None:
+    refused = command(*ADJUST, "--amount", -5, "--key", "k")
+    declined = command(*ADJUST, "--amount", -5, "--key", "k", typed="n\n")
+    before = world.balance()
+    agreed = command(*ADJUST, "--amount", -5, "--key", "k", typed="y\n")
+    again = command(*ADJUST, "--amount", -5, "--key", "k")
+    forced = command(*ADJUST, "--amount", -1, "--yes")
+
+    assert [one.code for one in (refused, declined, agreed, again, forced)] == [2, 1, 0, 0, 0]
+    assert "this takes the balance of workspace acme from 0 to -5 credits" in refused.err
+    assert "--yes" in refused.err
+    assert (before, world.balance()) == (0, -6)
+
+
+def test_an_adjustment_that_gives_to_an_overdrawn_balance_is_not_asked_about(
+    world: World, command: Command
+) -> None:
+    command(*ADJUST, "--amount", -5, "--yes")
+
+    assert command(*ADJUST, "--amount", 2).code == 0
+    assert world.balance() == -3
+
+
+def test_an_adjustment_in_a_unit_that_nothing_has_is_refused(
+    world: World, command: Command
+) -> None:
+    words = ("ledger", "adjust", *ACME, "--amount", 3, "--reason", "x", "--unit")
+    refused = command(*words, "credit")
+    taken = command(*words, "seats", "--yes")
+    known = command(*words, "seats")
+
+    assert (refused.code, taken.code, known.code) == (3, 0, 0)
+    assert "has the unit credit (did you mean credits?): --yes takes it as new" in refused.err
 
 
 def test_an_adjustment_wants_a_reason(world: World, command: Command) -> None:
@@ -306,7 +341,7 @@ def test_what_a_source_did_that_the_config_lost_can_be_undone(
 
 
 def test_a_deduction_is_not_taken_back_but_adjusted(world: World, command: Command) -> None:
-    command(*ADJUST, "--amount", "-5", "--key", "k")
+    command(*ADJUST, "--amount", "-5", "--key", "k", "--yes")
 
     ran = command("ledger", "revert", "operator/k/adjustment", "--reason", "x")
 
@@ -355,10 +390,9 @@ def test_the_ledger_is_filtered(world: World, command: Command) -> None:
 def test_balances_are_shown_by_workspace_and_unit(world: World, command: Command) -> None:
     world.link()
     world.invoice("evt_1", "in_1")
-    command("ledger", "adjust", *ACME, "--unit", "seats", "--amount", 3, "--reason", "x")
-    command(
-        "ledger", "adjust", "--workspace", "beta", "--unit", "seats", "--amount", 2, "--reason", "x"
-    )
+    seats = ("ledger", "adjust", "--unit", "seats", "--yes", "--reason", "x")
+    command(*seats, *ACME, "--amount", 3)
+    command(*seats, "--workspace", "beta", "--amount", 2)
 
     assert command.objects("balance") == [
         {"workspace": "acme", "unit": "credits", "balance": 100},
