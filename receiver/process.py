@@ -175,9 +175,10 @@ class Processor:
             return Verdict("ignored", "a test event on a live source")
         case = rules.Case(event, row, workspace, self.handlers)
         started = time.monotonic()
+        begun: list[str] = []
         try:
             with tx.attempt:
-                applied = self._apply_rules(tx, case)
+                applied = self._apply_rules(tx, case, begun)
         except Park as park:
             return Verdict("parked", words_of(park), _fact(event, park))
         except (Quarantine, Unjudgeable) as error:
@@ -186,17 +187,18 @@ class Processor:
             raise
         except BaseException as error:
             # The founder's code may raise anything, and none of it may cost the event.
-            return _failed(tx, row, tried, started, error)
+            return _failed(tx, row, tried, started, error, begun[-1])
         return _DONE if applied else Verdict("ignored", self._why_ignored(event))
 
     def _why_ignored(self, event: Event) -> str:
         matching = self.settings.rules_for(event.source, event.type)
         return rules.why_none_applied(matching, event.type, rules.scope_of(event))
 
-    def _apply_rules(self, tx: Tx, case: rules.Case) -> bool:
+    def _apply_rules(self, tx: Tx, case: rules.Case, begun: list[str]) -> bool:
         scope = rules.scope_of(case.event)
         applied = False
         for rule in self.settings.rules_for(case.event.source, case.event.type):
+            begun.append(rule.operation)
             applied = rules.apply(tx, rule, case, scope) or applied
         return applied
 
@@ -299,9 +301,13 @@ def _settle(tx: Tx, row: int, verdict: Verdict) -> None:
         parked.wait(tx, row, verdict.fact)
 
 
-def _failed(tx: Tx, row: int, tried: int, started: float, error: BaseException) -> Verdict:
-    words = f"{type(error).__name__}: {words_of(error)}"
-    logger.error("event %d: a handler failed: %s at %s", row, type(error).__name__, place_of(error))
+def _failed(
+    tx: Tx, row: int, tried: int, started: float, error: BaseException, operation: str
+) -> Verdict:
+    kind, place = type(error).__name__, place_of(error)
+    # The text of the error may hold what is in the payload, so the log does without.
+    logger.error("event %d: %s failed: %s at %s", row, operation, kind, place)
+    words = f"{operation} at {place}: {kind}: {words_of(error)}"
     duration_ms = int((time.monotonic() - started) * 1000)
     _fail(tx, row, tried, words, duration_ms)
     return Verdict("pending", words)

@@ -211,8 +211,8 @@ def test_the_story_tells_attempts_with_their_errors(world: World, command: Comma
 
     told = [words for what, words in words_of(shown) if what == "attempt"]
     assert told == [
-        "number 1 failed: ZeroDivisionError: division by zero",
-        "number 2 failed: ZeroDivisionError: division by zero",
+        "number 1 failed: welcome at handlers.py:13: ZeroDivisionError: division by zero",
+        "number 2 failed: welcome at handlers.py:13: ZeroDivisionError: division by zero",
     ]
     assert any(what == "by hand" and words.endswith(": again") for what, words in words_of(shown))
     assert shown["next"] == ["when the cause is gone: `receiver replay evt_1`"]

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from receiver.config import ConfigError
 from receiver import rules
+from receiver.config import ConfigError
 from receiver.process import NotReplayable
 from receiver.select import EVENT_FIELDS
 from store import attempts, conflicts, founder, inbox, ledger, links, parked
 from store.database import Tx
 from store.operations import Key
 from store.parked import Fact
-from tests.conftest import CONFIG, World, stripe_body
+from tests.conftest import CONFIG, HANDLERS, World, stripe_body
 
 
 def add_link(tx: Tx) -> None:
@@ -29,6 +29,25 @@ def test_event_says_what_the_config_lets_a_path_take(world: World) -> None:
 
     assert isinstance(about, dict)
     assert tuple(about) == EVENT_FIELDS
+
+
+# Where it failed
+
+
+def test_a_failure_names_the_operation_and_the_line_of_the_handler(world: World) -> None:
+    line = next(n for n, text in enumerate(HANDLERS.splitlines(), 1) if "exec(" in text)
+    world.stripe("evt_1", "handler.called", id="o_1", run="raise KeyError('plan')")
+
+    assert world.event("evt_1").last_error == (f"welcome at handlers.py:{line}: KeyError: 'plan'")
+
+
+def test_a_failure_of_a_statement_names_the_operation(world: World) -> None:
+    world.link()
+    world.query("drop table plan_history")
+    fields = {"id": "sub_1", "customer": "cus_1", "plan": "pro"}
+    world.stripe("evt_1", "customer.subscription.updated", **fields)
+
+    assert world.event("evt_1").last_error == ("upgrade-plan: Failed: no such table: plan_history")
 
 
 # Why nothing applied
@@ -710,7 +729,7 @@ def test_the_log_of_a_failed_handler_says_where_and_repeats_no_text(
 
     (record,) = caplog.records
     assert re.fullmatch(
-        r"event \d+: a handler failed: JSONDecodeError at handlers\.py:\d+", record.getMessage()
+        r"event \d+: welcome failed: JSONDecodeError at handlers\.py:\d+", record.getMessage()
     )
     assert record.exc_info is None
 
