@@ -7,6 +7,7 @@ import os
 import re
 import secrets
 import shlex
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -1665,9 +1666,18 @@ def demo(keep: bool) -> int:
     from receiver.demo import PlaygroundError, run
 
     try:
-        return run(console.say, now_ms, keep=keep)
+        return run(console.say, now_ms, keep=keep, program=program())
     except PlaygroundError as error:
         raise Failure(str(error)) from error
+
+
+def program() -> str:
+    """How to call this command from any folder."""
+    found = shutil.which("receiver")
+    started = Path(sys.argv[0]).absolute()
+    if found is not None or started.suffix == ".py":
+        return "receiver"
+    return shlex.quote(str(started))
 
 
 if __name__ == "__main__":

@@ -68,14 +68,13 @@ def power_failure(event, tx):
         os.kill(os.getpid(), signal.SIGKILL)
 '''
 
-NEXT = """
-Try next, in an empty folder:
-  receiver init                                    writes a config in test mode
-  receiver serve                                   runs it; then, elsewhere:
-  receiver send stripe checkout.session.completed  links a customer
-  receiver send stripe invoice.paid                grants credits, once
-  receiver balance                                 shows them
-"""
+NEXT = (
+    ("init", "writes a config in test mode"),
+    ("serve", "runs it; then, elsewhere:"),
+    ("send stripe checkout.session.completed", "links a customer"),
+    ("send stripe invoice.paid", "grants credits, once"),
+    ("balance", "shows them"),
+)
 
 
 class Check(NamedTuple):
@@ -87,11 +86,17 @@ class Check(NamedTuple):
 
 
 def run(
-    say: Callable[[str], None], clock: Callable[[], int], *, keep: bool, rules: str = RULES
+    say: Callable[[str], None],
+    clock: Callable[[], int],
+    *,
+    keep: bool,
+    program: str = "receiver",
+    rules: str = RULES,
 ) -> int:
     """Play the story in a temporary folder; 1 if anything differs from what must happen.
 
-    `clock` gives UTC milliseconds; the folder stays if `keep`. Raises PlaygroundError, and
+    `clock` gives UTC milliseconds; the folder stays if `keep`; `program` is how to call the
+    command line. Raises PlaygroundError, and
     KeyboardInterrupt once a signal has been heeded and everything is cleaned up.
     """
     with _signals_noted() as interrupted:
@@ -104,12 +109,16 @@ def run(
                 shutil.rmtree(folder, ignore_errors=True)
     if keep:
         say("")
-        say(f"Kept, with the server's log: receiver events list -c {folder}/receiver.toml")
+        config = f"-c {folder}/receiver.toml"
+        say(f"Kept, with the server's log: {program} events list {config}")
+        say(f"To apply what is parked in step 6: {program} {FIX} {config}")
     elif different:
         say("")
         say("Run it again with --keep to look into the file and the server's log.")
-    for line in NEXT.splitlines():
-        say(line)
+    say("")
+    say("Try next, in an empty folder:")
+    for words, does in NEXT:
+        say(f"  {f'{program} {words}':<{len(program) + 40}}  {does}")
     return 1 if different else 0
 
 
@@ -168,7 +177,6 @@ def _play(play: Playground, say: Callable[[str], None], interrupted: threading.E
         if interrupted.is_set():
             raise KeyboardInterrupt
     say("")
-    say(f"To apply what is parked in step 6: {FIX}")
     say(_totals(play, results, time.monotonic() - started))
     return results.count(False)
 
@@ -227,7 +235,7 @@ STRANGER = _invoice("evt_6", "in_3", customer="cus_2")
 KILLED = _invoice("evt_7", "in_4")
 GENUINE = (EARLY, CHECKOUT, CROWDED, SECOND, STRANGER, KILLED)
 
-FIX = f"receiver links add {SOURCE} cus_2 WORKSPACE"
+FIX = f"links add {SOURCE} cus_2 WORKSPACE"
 
 
 # The steps

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -11,7 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+import cli
 from cli import now_ms
 from receiver import demo
 from store import inbox, ledger
@@ -100,6 +103,8 @@ def test_the_whole_story_comes_out_as_expected(folder: Path, elsewhere: Path) ->
     assert all(len(row) == 5 and row[2] == row[3] for row in rows)
     assert re.search(rf"\b{len(rows)} checks, all as expected", out)
     assert "receiver init" in out
+    # What is parked went with the folder.
+    assert "links add" not in out
     assert processes_in(folder) == []
     assert list(folder.iterdir()) == []
 
@@ -112,6 +117,26 @@ def test_it_fits_on_one_screen_of_80_columns(folder: Path) -> None:
     assert max(len(line) for line in lines) <= 80
     assert len(lines) <= 32
     assert all(line.isascii() and line.isprintable() for line in lines)
+
+
+def test_what_is_said_to_do_next_can_be_done(folder: Path) -> None:
+    lines: list[str] = []
+
+    assert demo.run(lines.append, now_ms, keep=True, program="/venv/bin/receiver") == 0
+    (fix,) = [line.partition(": ")[2] for line in lines if "To apply what is parked" in line]
+    words = shlex.split(fix.replace("WORKSPACE", "acme"))
+    done = CliRunner().invoke(cli.main, words[1:])
+
+    assert words[0] == "/venv/bin/receiver"
+    assert "  /venv/bin/receiver init " in "\n".join(lines)
+    assert "1 parked event was released: 1 done" in done.stdout, done.stderr
+
+
+def test_the_command_is_named_as_it_was_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["bin/my receiver", "demo"])
+    monkeypatch.setenv("PATH", "/nowhere")
+
+    assert cli.program() == f"'{Path.cwd()}/bin/my receiver'"
 
 
 def test_a_rule_that_grants_99_is_found(folder: Path) -> None:
