@@ -214,24 +214,34 @@ class Server:
         """Take the config file as it is now; a broken one changes nothing."""
         self._notifier.reloading(time.monotonic_ns())
         path = self._settings.path
+        status = f"the old config is in force: {path} has problems"
         try:
-            processor = Processor.load(config.load(path))
-            tls = None if self._tls is None else tls_context(processor.settings)
+            self._take(path)
+            status = self._status()
         except config.ConfigError as error:
             for problem in error.problems:
                 log.error("reload %s: %s", path, problem)
             log.error("reload %s: the old config stays in force", path)
-            self._notifier.ready(f"the old config is in force: {path} has problems")
-            return
-        for name in restart_needed(self._settings, processor.settings):
+        finally:
+            # Without it systemd ends a service that reloads.
+            self._notifier.ready(status)
+
+    def _take(self, path: Path) -> None:
+        old, processor = self._settings, Processor.load(config.load(path))
+        new = processor.settings
+        if old.sources and not new.sources:
+            raise config.ConfigError(["sources: there is none any more (was the file cut short?)"])
+        tls = None if self._tls is None else tls_context(new)
+        for name in restart_needed(old, new):
             log.warning("reload %s: %s changed; restart to use it", path, name)
+        for name in gone(old, new):
+            log.warning("reload %s: %s is gone", path, name)
         self._processor = self._app.processor = processor
         self._tls = tls or self._tls
-        self._gate.set_limits(self._limits_of(processor.settings))
+        self._gate.set_limits(self._limits_of(new))
         self._writer.submit(processor.start).add_done_callback(_report_failure)
         self._log_warnings()
-        log.info("reload %s: done, %s", path, counted(len(processor.settings.sources), "source"))
-        self._notifier.ready(self._status())
+        log.info("reload %s: done, %s", path, counted(len(new.sources), "source"))
 
     def _certified(self) -> ssl.SSLContext | None:
         return self._tls
@@ -566,6 +576,14 @@ def restart_needed(old: Settings, new: Settings) -> list[str]:
         "database": old.database != new.database,
     }
     return [name for name, differs in changed.items() if differs]
+
+
+def gone(old: Settings, new: Settings) -> list[str]:
+    """The sources and rules that were there and are not any more."""
+    return [
+        *(f"source {name}" for name in old.sources if name not in new.sources),
+        *(f"rule {name}" for name in old.operations if name not in new.operations),
+    ]
 
 
 def raise_descriptor_limit() -> int:

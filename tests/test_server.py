@@ -60,6 +60,11 @@ source = "github"
 on = ["star"]
 call = "wait"
 """
+SECOND = """
+[sources.second]
+scheme = "github"
+secrets = ["env:GITHUB"]
+"""
 # Holds the server's thread until the test lets go.
 HANDLERS = """
 import os, time
@@ -565,6 +570,47 @@ def test_a_broken_config_leaves_the_old_one_in_force_and_names_every_problem(
     assert any("sources.github" in line for line in problems)
     with server.wire() as wire:
         assert wire.ask(request).status == 200
+
+
+def test_a_config_that_lost_all_its_sources_is_not_taken(start: Start, tmp_path: Path) -> None:
+    server = start()
+    assert server.port
+    request = delivery(tmp_path, "d-1")
+
+    configure(tmp_path, "")
+    server.kill(signal.SIGHUP)
+
+    server.line("sources: there is none any more")
+    server.line("the old config stays in force")
+    with server.wire() as wire:
+        assert wire.ask(request).status == 200
+
+
+def test_sources_and_rules_that_a_reload_takes_away_are_named(start: Start, tmp_path: Path) -> None:
+    server = start(CONFIG + SECOND)
+    assert server.port
+
+    configure(tmp_path, CONFIG[: CONFIG.rindex("[[rules]]")])
+    server.kill(signal.SIGHUP)
+
+    server.line(" reload .*: done, 1 sources")
+    assert [line.rpartition(": ")[2] for line in server.lines if " is gone" in line] == [
+        "source second is gone",
+        "rule wait is gone",
+    ]
+
+
+def test_a_reload_ends_for_the_manager_whatever_handlers_do(start: Start, tmp_path: Path) -> None:
+    manager = Manager(str(tmp_path / "notify"))
+    with contextlib.closing(manager.socket):
+        server = start(**manager.environment)
+        assert manager.heard()[0] == "READY=1"
+
+        (tmp_path / "handlers.py").write_text("raise BaseException('out')")
+        server.kill(signal.SIGHUP)
+
+        assert manager.heard()[0] == "RELOADING=1"
+        assert manager.heard()[0] == "READY=1"
 
 
 def test_what_needs_a_restart_is_said(start: Start, tmp_path: Path) -> None:
