@@ -593,7 +593,7 @@ def test_sources_and_rules_that_a_reload_takes_away_are_named(start: Start, tmp_
     configure(tmp_path, CONFIG[: CONFIG.rindex("[[rules]]")])
     server.kill(signal.SIGHUP)
 
-    server.line(" reload .*: done, 1 sources")
+    server.line(" reload .*: done, 1 source")
     assert [line.rpartition(": ")[2] for line in server.lines if " is gone" in line] == [
         "source second is gone",
         "rule wait is gone",
