@@ -1,35 +1,68 @@
 """Turns the configuration file into frozen structures, or names everything wrong with it."""
 
 import ipaddress
-import json
 import os
 import re
+import shutil
 import tomllib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, cast
-from urllib.parse import urlsplit
+from typing import Literal
+from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 import msgspec
 
-from receiver import presets, references, select
+from receiver import mail, presets, references, select
+from receiver.destinations import (
+    HEADER_NAME,
+    RESERVED_HEADERS,
+    Command,
+    Destination,
+    Email,
+    Http,
+    Policy,
+)
 from receiver.extract import parse_mask
-from receiver.presets import CryptographyMissing, Preset, PresetError
+from receiver.presets import CryptographyMissing, Preset, PresetError, SecretError
 from receiver.references import References, Unresolved
-from receiver.select import Condition, Statement, Template, nearest_or_all
+from receiver.select import (
+    Condition,
+    Scope,
+    Statement,
+    Template,
+    Unjudgeable,
+    nearest,
+    nearest_or_all,
+)
+from receiver.tables import NAME_CHARS_MAX, NAME_WORDS, Report, Table, cut, is_name, kind_of
+from receiver.tables import Network as Network
 from receiver.verify import Contract, Secret
 from store.schema import AMOUNT_MAX
 
 CONFIG_BYTES_MAX = 1_048_576
-NAME_CHARS_MAX = 100
 PATTERN_CHARS_MAX = 200
 ACCOUNT_CHARS_MAX = 500
 SECRETS_MAX = 20
 STATEMENTS_MAX = 20
+SENDS_MAX = 20
 TOLERANCE_S_MAX = 86_400
+DAYS_MAX = 36_500
 BODY_BYTES_MIN, BODY_BYTES_DEFAULT, BODY_BYTES_MAX = 1_024, 1_048_576, 67_108_864
 PENDING_DEFAULT, PENDING_MAX = 1_024, 100_000
 PORT_MAX = 65_535
+WORKER_THREADS_MAX = 32
+ATTEMPTS_MAX = 10_000
+AGE_S_MIN, AGE_S_MAX = 60, 31_536_000
+BACKOFF_S_MAX = 86_400
+URL_CHARS_MAX = 2_000
+HEADERS_MAX = 20
+ARGUMENTS_MAX = 100
+HTTP_TIMEOUT_S, HTTP_TIMEOUT_S_MAX = 10, 300
+EMAIL_TIMEOUT_S, EMAIL_TIMEOUT_S_MAX = 10, 300
+COMMAND_TIMEOUT_S, COMMAND_TIMEOUT_S_MAX = 60, 3_600
+IDEMPOTENT_S_MAX = 31_536_000
+# Standard Webhooks asks for keys of at least so many bytes.
+SIGNING_KEY_BYTES_MIN = 24
 # What entries by the app itself, and corrections by hand, have in place of an identity.
 RESERVED_IDENTITIES = ("app", "operator")
 # The kernel's limit for the path of a unix socket, in bytes.
@@ -37,8 +70,6 @@ UNIX_PATH_BYTES_MAX = 107
 # What is remembered of which rules a type has: entries, and characters of a type.
 RULES_CACHED_MAX = 1_024
 TYPE_CACHED_CHARS_MAX = 200
-
-Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class ConfigError(Exception):
@@ -65,12 +96,7 @@ class Address(msgspec.Struct, frozen=True):
     @property
     def is_local(self) -> bool:
         """Whether only this machine can reach it."""
-        if self.unix is not None or self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+        return self.unix is not None or _is_loopback(self.host)
 
 
 class Tls(msgspec.Struct, frozen=True):
@@ -89,6 +115,32 @@ class Server(msgspec.Struct, frozen=True):
     pending_max: int = PENDING_DEFAULT
 
 
+class Worker(msgspec.Struct, frozen=True):
+    """Where the worker runs, and how long it goes on trying; an attempt is made at least once."""
+
+    run: Literal["inside", "separate", "off"] = "inside"
+    threads: int = 2
+    attempts_max: int = 150
+    age_max_s: int = 259_200
+    backoff_first_s: int = 5
+    backoff_max_s: int = 3_600
+
+
+class Retention(msgspec.Struct, frozen=True):
+    """How long bodies are kept; without `ignored`, none of an event that no rule wants."""
+
+    payload_days: int | None = None
+    ignored: bool = True
+
+
+class Api(msgspec.Struct, frozen=True):
+    """The sender's API, for reading its current state."""
+
+    key: bytes
+    # The sender's own, if None.
+    base_url: str | None = None
+
+
 class Source(msgspec.Struct, frozen=True):
     name: str
     scheme: str
@@ -98,6 +150,8 @@ class Source(msgspec.Struct, frozen=True):
     allow_ips: tuple[Network, ...] = ()
     # The server's own, if the source has none; without a slash at its end.
     public_url: str | None = None
+    retention: Retention = Retention()
+    api: Api | None = None
 
 
 class Grant(msgspec.Struct, frozen=True):
@@ -138,7 +192,16 @@ class Call(msgspec.Struct, frozen=True):
 Effect = Grant | Reverse | Link | Record | Sql | Call
 
 
+class Send(msgspec.Struct, frozen=True):
+    """A message that a rule owes to the destination `to`; `name` tells several apart."""
+
+    to: str
+    name: str = ""
+
+
 class Rule(msgspec.Struct, frozen=True):
+    """What one type of event causes: an effect, messages, or both."""
+
     operation: str
     sources: tuple[str, ...]
     on: tuple[str, ...]
@@ -147,6 +210,9 @@ class Rule(msgspec.Struct, frozen=True):
     subject: select.Path | None = None
     customer: select.Path | None = None
     effect: Effect | None = None
+    send: tuple[Send, ...] = ()
+    # The function of the handlers that the worker runs before `call`, outside any transaction.
+    prepare: str | None = None
 
     def matches(self, source: str, event_type: str) -> bool:
         return source in self.sources and any(_fits(pattern, event_type) for pattern in self.on)
@@ -158,6 +224,8 @@ class Settings(msgspec.Struct, frozen=True):
     sources: Mapping[str, Source]
     rules: tuple[Rule, ...]
     server: Server = Server()
+    worker: Worker = Worker()
+    destinations: Mapping[str, Destination] = {}
     handlers: Path | None = None
     env_file: Path | None = None
     public_url: str | None = None
@@ -247,174 +315,6 @@ def _fits(pattern: str, text: str) -> bool:
     return True
 
 
-# Reading tables
-
-
-class _Report:
-    def __init__(self) -> None:
-        self.problems: list[str] = []
-        self.warnings: list[str] = []
-
-    def problem(self, where: str, words: str) -> None:
-        self.problems.append(f"{where}: {words}")
-
-    def warning(self, where: str, words: str) -> None:
-        self.warnings.append(f"{where}: {words}")
-
-
-class _Table:
-    """One table of the file; what is unknown or of the wrong kind is reported and left out."""
-
-    def __init__(
-        self, report: _Report, where: str, values: Mapping[str, object], known: Collection[str] = ()
-    ) -> None:
-        self.report = report
-        self.where = where
-        self.values = values
-        for key in values if known else ():
-            if key not in known:
-                self.problem(key, f"unknown key{nearest_or_all(key, known)}")
-
-    def __contains__(self, key: str) -> bool:
-        return key in self.values
-
-    def at(self, key: str) -> str:
-        key = key if _BARE_KEY.fullmatch(key) else json.dumps(_cut(key), ensure_ascii=False)
-        return f"{self.where}.{key}" if self.where else key
-
-    def problem(self, key: str, words: str) -> None:
-        self.report.problem(self.at(key), words)
-
-    def warning(self, key: str, words: str) -> None:
-        self.report.warning(self.at(key), words)
-
-    def require(self, key: str, words: str) -> None:
-        if key not in self.values:
-            self.problem(key, f"is missing; {words}")
-
-    def _typed(self, key: str, wanted: type, words: str) -> object | None:
-        value = self.values.get(key)
-        if value is None or type(value) is wanted:
-            return value
-        self.problem(key, f"expected {words}, got {_kind(value)}")
-        return None
-
-    def text(self, key: str) -> str | None:
-        """A text with something in it, and no control characters."""
-        value = cast(str | None, self._typed(key, str, "a string"))
-        if value is None or (value.strip() and value.isprintable()):
-            return value
-        self.problem(key, "is empty or has a control character; write one line of text")
-        return None
-
-    def name(self, key: str) -> str | None:
-        value = cast(str | None, self._typed(key, str, "a string"))
-        if value is None or _is_name(value):
-            return value
-        self.problem(key, _NAME_WORDS)
-        return None
-
-    def boolean(self, key: str) -> bool | None:
-        return cast(bool | None, self._typed(key, bool, "true or false"))
-
-    def integer(self, key: str, least: int, most: int) -> int | None:
-        value = cast(int | None, self._typed(key, int, "an integer"))
-        if value is None or least <= value <= most:
-            return value
-        self.problem(key, f"expected {least} to {most}")
-        return None
-
-    def items(self, key: str) -> list[object]:
-        return cast(list[object], self._typed(key, list, "a list") or [])
-
-    def texts(self, key: str) -> tuple[str, ...]:
-        items = self.items(key)
-        found = tuple(item for item in items if isinstance(item, str) and item)
-        if len(found) < len(items):
-            self.problem(key, "expected a list of strings, none of them empty")
-        return found
-
-    def table(self, key: str, known: Collection[str] = ()) -> "_Table | None":
-        value = cast(dict[str, object] | None, self._typed(key, dict, "a table"))
-        return None if value is None else _Table(self.report, self.at(key), value, known)
-
-    def file(self, key: str, directory: Path) -> Path | None:
-        text = self.text(key)
-        return None if text is None else directory / text
-
-    def path(self, key: str) -> select.Path | None:
-        """A JMESPath, or a list of them."""
-        value = self.values.get(key)
-        several = isinstance(value, list) and all(isinstance(one, str) for one in value)
-        if value is None or not (several or isinstance(value, str)):
-            self._typed(key, str, "a path or a list of paths")
-            return None
-        try:
-            return select.Path.compile(cast(str | list[str], value))
-        except ValueError as error:
-            self.problem(key, f"{error}; write a path such as data.object.id")
-            return None
-
-    def condition(self, key: str) -> Condition | None:
-        table = self.table(key)
-        if table is None:
-            return None
-        before = len(self.report.problems)
-        if not table.values:
-            self.problem(key, 'is empty; write { "data.object.status" = "paid" }, or leave it out')
-        for path, want in table.values.items():
-            # An operator at a time, so that each bad one is named.
-            several = want.items() if isinstance(want, dict) and want else ()
-            parts: list[object] = [{name: literal} for name, literal in several]
-            for part in parts or [want]:
-                try:
-                    Condition.compile({path: part})
-                except ValueError as error:
-                    table.problem(path, str(error))
-        if len(self.report.problems) > before:
-            return None
-        return Condition.compile(table.values)
-
-    def networks(self, key: str) -> tuple[Network, ...]:
-        found = (self._network(key, text) for text in self.texts(key))
-        return tuple(network for network in found if network is not None)
-
-    def _network(self, key: str, text: str) -> Network | None:
-        try:
-            around = ipaddress.ip_network(text, strict=False)
-        except ValueError:
-            self.problem(key, f"{_cut(text)!r} is no address or network; write 10.0.0.0/8")
-            return None
-        try:
-            return _unmapped(ipaddress.ip_network(text))
-        except ValueError:
-            self.problem(key, f"{text!r} is an address within a network; write {around}")
-            return None
-
-
-def _unmapped(network: Network) -> Network:
-    """IPv4 within IPv6 as IPv4, which is how the peers' addresses are compared."""
-    mapped = network.version == 6 and network.network_address.ipv4_mapped
-    if not mapped or network.prefixlen < _MAPPED_PREFIX:
-        return network
-    return ipaddress.IPv4Network((mapped, network.prefixlen - _MAPPED_PREFIX))
-
-
-def _kind(value: object) -> str:
-    for wanted, words in _KINDS:
-        if isinstance(value, wanted):
-            return words
-    return "a date or time"
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= NAME_CHARS_MAX else text[:NAME_CHARS_MAX] + "..."
-
-
-def _is_name(text: str) -> bool:
-    return len(text) <= NAME_CHARS_MAX and _NAME.fullmatch(text) is not None
-
-
 # Building
 
 
@@ -422,15 +322,17 @@ class _Builder:
     """Builds the settings of one file, and collects what is wrong with it."""
 
     def __init__(self, path: Path, secrets: bool, environment: Mapping[str, str]) -> None:
-        self.report = _Report()
+        self.report = Report()
         self.path = path
         self.directory = path.parent
         self.secrets = secrets
         self.environment = environment
         self.references = References(self.directory, environment)
+        # The rules whose effect is missing or wrong, which is said once.
+        self.broken: set[str] = set()
 
     def settings(self, document: Mapping[str, object]) -> Settings:
-        top = _Table(self.report, "", document, _TOP_KEYS)
+        top = Table(self.report, "", document, _TOP_KEYS)
         database = self._database(top)
         env_file = top.file("env_file", self.directory)
         if self.secrets and env_file is not None:
@@ -438,12 +340,16 @@ class _Builder:
         handlers = self._existing(top, "handlers")
         public_url = _url(top, "public_url")
         server = self._server(top)
+        worker = _worker(top)
         sources = self._sources(top, public_url)
         rules = self._rules(top, sources)
+        destinations = self._destinations(top)
         _check_allow_ips(self.report, sources, server)
         _check_identities(self.report, sources)
-        _check_operations(self.report, rules)
-        _check_reversals(self.report, rules, sources)
+        _check_modes(self.report, sources, worker)
+        _check_sends(self.report, rules)
+        self._check_effects(rules, sources)
+        _warn_of_messages(self.report, rules, destinations, worker)
         if self.report.problems:
             raise ConfigError(self.report.problems)
         return Settings(
@@ -452,13 +358,15 @@ class _Builder:
             sources=sources,
             rules=tuple(rules.values()),
             server=server,
+            worker=worker,
+            destinations=destinations,
             handlers=handlers,
             env_file=env_file,
             public_url=public_url,
             warnings=tuple(self.report.warnings),
         )
 
-    def _database(self, top: _Table) -> Path:
+    def _database(self, top: Table) -> Path:
         named = top.file("database", self.directory)
         if named is not None:
             return named
@@ -466,7 +374,7 @@ class _Builder:
         state = self.environment.get("STATE_DIRECTORY", "").partition(":")[0]
         return (Path(state) if state else self.directory) / "receiver.db"
 
-    def _read_env_file(self, top: _Table, env_file: Path) -> None:
+    def _read_env_file(self, top: Table, env_file: Path) -> None:
         try:
             lines, problems = references.read_env_file(env_file)
         except Unresolved as error:
@@ -476,7 +384,7 @@ class _Builder:
             top.problem("env_file", problem)
         self.references = References(self.directory, self.environment, lines, env_file)
 
-    def _existing(self, table: _Table, key: str) -> Path | None:
+    def _existing(self, table: Table, key: str) -> Path | None:
         path = table.file(key, self.directory)
         if path is not None and self.secrets and not os.path.isfile(path):
             table.problem(
@@ -484,7 +392,7 @@ class _Builder:
             )
         return path
 
-    def _server(self, top: _Table) -> Server:
+    def _server(self, top: Table) -> Server:
         table = top.table("server", _SERVER_KEYS)
         if table is None:
             return Server()
@@ -502,7 +410,7 @@ class _Builder:
         _check_server(table, server)
         return server
 
-    def _address(self, table: _Table, key: str) -> Address | None:
+    def _address(self, table: Table, key: str) -> Address | None:
         text = table.text(key)
         if text is None:
             return None
@@ -512,7 +420,7 @@ class _Builder:
             table.problem(key, f"{error}; write 127.0.0.1:8080 or unix:/run/receiver/http.sock")
             return None
 
-    def _tls(self, server: _Table) -> Tls | None:
+    def _tls(self, server: Table) -> Tls | None:
         table = server.table("tls", ("certificate", "key"))
         if table is None:
             return None
@@ -521,34 +429,35 @@ class _Builder:
         certificate, key = self._existing(table, "certificate"), self._existing(table, "key")
         return None if certificate is None or key is None else Tls(certificate, key)
 
-    def _sources(self, top: _Table, public_url: str | None) -> dict[str, Source]:
+    def _sources(self, top: Table, public_url: str | None) -> dict[str, Source]:
         sources: dict[str, Source] = {}
         tables = top.table("sources")
         if tables is None or not tables.values:
             top.warning("sources", "there is none, so nothing is received; add [sources.NAME]")
         for name in tables.values if tables is not None else ():
             assert tables is not None, "it has names"
-            if not _is_name(name):
-                tables.problem(name, _NAME_WORDS)
+            if not is_name(name):
+                tables.problem(name, NAME_WORDS)
             table = tables.table(name, _SOURCE_KEYS)
             source = None if table is None else self._source(name, table, public_url)
             if source is not None:
                 sources[name] = source
         return sources
 
-    def _source(self, name: str, table: _Table, public_url: str | None) -> Source | None:
+    def _source(self, name: str, table: Table, public_url: str | None) -> Source | None:
         preset = _preset(table)
         identity = _identity(name, table)
         account = _account(table)
         livemode = table.boolean("livemode")
-        tolerance_s = _tolerance_s(table)
+        tolerance_s = table.seconds("tolerance_s", TOLERANCE_S_MAX)
         volatile = _volatile(table)
         secrets = self._secrets(table, preset)
         url = _url(table, "public_url")
-        _check_mode(table)
+        mode = table.choice("mode", _MODES) if "mode" in table else "sync"
         allow_ips = table.networks("allow_ips")
         body_gzip = table.boolean("gzip")
-        if preset is None or identity is None:
+        retention, api = _retention(table), self._api(table)
+        if preset is None or identity is None or mode is None:
             return None
         _warn_of(table, preset, livemode, url or public_url)
         try:
@@ -569,12 +478,26 @@ class _Builder:
             name=name,
             scheme=preset.name,
             contract=contract,
+            mode=mode,
             body_gzip=body_gzip or False,
             allow_ips=allow_ips,
             public_url=url or public_url,
+            retention=retention,
+            api=api,
         )
 
-    def _secrets(self, source: _Table, preset: Preset | None) -> tuple[Secret, ...]:
+    def _api(self, source: Table) -> Api | None:
+        table = source.table("api", ("key", "base_url"))
+        if table is None:
+            return None
+        table.require("key", f"write {references.KINDS}")
+        source.warning("api", "is not used by this version yet")
+        reference = table.text("key")
+        base_url = _url(table, "base_url")
+        key = None if reference is None else self._resolved(table.at("key"), reference)
+        return None if key is None else Api(key, base_url)
+
+    def _secrets(self, source: Table, preset: Preset | None) -> tuple[Secret, ...]:
         items = source.items("secrets")
         if len(items) > SECRETS_MAX:
             source.problem("secrets", f"has more than {SECRETS_MAX}; remove those no longer used")
@@ -591,10 +514,10 @@ class _Builder:
 
     def _secret(self, where: str, item: object, preset: Preset | None) -> Secret | None:
         values = item if isinstance(item, dict) else {"secret": item}
-        table = _Table(self.report, where, values, _SECRET_KEYS)
+        table = Table(self.report, where, values, _SECRET_KEYS)
         if not isinstance(item, str | dict):
             self.report.problem(
-                where, f"expected a reference or a table with one, got {_kind(item)}"
+                where, f"expected a reference or a table with one, got {kind_of(item)}"
             )
             return None
         table.require("secret", f"write {references.KINDS}")
@@ -613,6 +536,13 @@ class _Builder:
         )
 
     def _value(self, where: str, reference: str, preset: Preset | None) -> bytes | None:
+        value = self._resolved(where, reference)
+        if not value:
+            return value
+        return value if _has_shape(self.report, where, reference, value, preset) else None
+
+    def _resolved(self, where: str, reference: str) -> bytes | None:
+        """The value behind a reference; empty without secrets, None where there is a problem."""
         try:
             references.check(reference)
             if not self.secrets:
@@ -623,28 +553,175 @@ class _Builder:
             return None
         if warning is not None:
             self.report.warning(where, warning)
-        return value if _has_shape(self.report, where, reference, value, preset) else None
+        return value
 
-    def _rules(self, top: _Table, sources: Mapping[str, Source]) -> dict[str, Rule]:
+    def _check_effects(self, rules: Mapping[str, Rule], sources: Mapping[str, Source]) -> None:
+        whole = {where: rule for where, rule in rules.items() if where not in self.broken}
+        broken = {rules[where].operation for where in self.broken}
+        _check_operations(self.report, whole)
+        _check_reversals(self.report, whole, sources, broken)
+
+    def _rules(self, top: Table, sources: Mapping[str, Source]) -> dict[str, Rule]:
         """The rules by where they stand, such as `rules[0]`."""
         rules: dict[str, Rule] = {}
-        named = top.values.get("sources")
-        declared = list(named) if isinstance(named, dict) else []
+        declared, destinations = _declared(top, "sources"), _declared(top, "destinations")
         for i, values in enumerate(top.items("rules")):
             where = f"rules[{i}]"
             if not isinstance(values, dict):
                 self.report.problem(
-                    where, f"expected a table, got {_kind(values)}; write [[rules]]"
+                    where, f"expected a table, got {kind_of(values)}; write [[rules]]"
                 )
                 continue
-            table = _Table(self.report, where, values, _RULE_KEYS)
-            rule = _rule(table, declared)
+            table = Table(self.report, where, values, _RULE_KEYS)
+            rule = _rule(table, declared, destinations)
+            if rule.effect is None and (not rule.send or any(key in table for key in _EFFECTS)):
+                self.broken.add(where)
             _check_paths(table, rule, sources)
+            _check_prepare(table, rule, sources)
             _warn_of_subject(table, rule)
             if isinstance(rule.effect, Call) and "handlers" not in top:
                 table.problem("call", 'needs a file of functions; set handlers = "handlers.py"')
             rules[where] = rule
         return rules
+
+    def _destinations(self, top: Table) -> dict[str, Destination]:
+        destinations: dict[str, Destination] = {}
+        tables = top.table("destinations")
+        for name in tables.values if tables is not None else ():
+            assert tables is not None, "it has names"
+            if not is_name(name):
+                tables.problem(name, NAME_WORDS)
+            table = tables.table(name)
+            destination = None if table is None else self._destination(name, table)
+            if destination is not None:
+                destinations[name] = destination
+        return destinations
+
+    def _destination(self, name: str, table: Table) -> Destination | None:
+        table.require("kind", 'write "http", "email" or "command"')
+        match table.choice("kind", _DESTINATION_KINDS):
+            case "http":
+                return self._http(name, table)
+            case "email":
+                return self._email(name, table)
+            case "command":
+                return self._command(name, table)
+        return None
+
+    def _http(self, name: str, table: Table) -> Http | None:
+        table.allow(_HTTP_KEYS)
+        table.require("url", f"write https://example.com/path, or {references.KINDS}")
+        url = self._reach(table, "url", _web_problem)
+        method = table.choice("method", _METHODS)
+        json = _json(table)
+        headers = _headers(table)
+        secret = self._signing_key(table)
+        timeout_s = table.seconds("timeout_s", HTTP_TIMEOUT_S_MAX)
+        policy = _policy(table)
+        if url is None:
+            return None
+        return Http(
+            name=name,
+            url=url,
+            method=method or "POST",
+            json=json,
+            headers=headers,
+            secret=secret,
+            timeout_s=timeout_s or HTTP_TIMEOUT_S,
+            policy=policy,
+        )
+
+    def _email(self, name: str, table: Table) -> Email | None:
+        table.allow(_EMAIL_KEYS)
+        table.require("smtp", f"write {references.KINDS} for smtp://user:password@host:587")
+        table.require("from", "write the address that mail comes from")
+        table.require("to", "write an address, or {a.path} to one in the event")
+        table.require("subject", "write the line that the mail is shown with")
+        table.require("text", "write what the mail says")
+        smtp = self._reach(table, "smtp", _smtp_problem)
+        sender, to = _mail_sender(table), _mail_recipient(table)
+        subject = _mail_subject(table)
+        text = None if table.lines("text") is None else table.template("text")
+        timeout_s = table.seconds("timeout_s", EMAIL_TIMEOUT_S_MAX)
+        policy = _policy(table)
+        if smtp is None or sender is None or to is None or subject is None or text is None:
+            return None
+        return Email(
+            name=name,
+            smtp=smtp,
+            from_=sender,
+            to=to,
+            subject=subject,
+            text=text,
+            timeout_s=timeout_s or EMAIL_TIMEOUT_S,
+            policy=policy,
+        )
+
+    def _command(self, name: str, table: Table) -> Command | None:
+        table.allow(_COMMAND_KEYS)
+        table.require("argv", 'write ["/path/to/program", "an argument"]')
+        argv = _argv(table)
+        timeout_s = table.seconds("timeout_s", COMMAND_TIMEOUT_S_MAX)
+        policy = _policy(table)
+        if argv is None:
+            return None
+        self._check_program(table, argv[0])
+        return Command(
+            name=name, argv=argv, timeout_s=timeout_s or COMMAND_TIMEOUT_S, policy=policy
+        )
+
+    def _reach(self, table: Table, key: str, problem_of: "_Judge") -> str | None:
+        """The URL there, or behind the reference there: then '' while secrets aren't looked up."""
+        text = table.text(key)
+        if text is None:
+            return None
+        referenced = text.partition(":")[0] in _REFERENCES
+        if referenced:
+            value = self._resolved(table.at(key), text)
+            if not value:
+                return None if value is None else ""
+            text = value.decode("utf-8", "replace")
+        parts = _split(text)
+        problem = problem_of(text, parts)
+        if parts is None or problem is not None:
+            table.problem(key, problem or "is not a URL")
+            return None
+        _warn_of_url(table, key, parts, referenced)
+        return text
+
+    def _signing_key(self, table: Table) -> bytes | None:
+        reference = table.text("secret")
+        value = None if reference is None else self._resolved(table.at("secret"), reference)
+        if not value:
+            return value
+        try:
+            key = presets.keys(presets.get("standard-webhooks").schemes[0], value)[0].value
+        except SecretError as error:
+            table.problem("secret", f"{reference} {error}; write whsec_ and base64 there")
+            return None
+        if len(key) < SIGNING_KEY_BYTES_MIN:
+            table.warning(
+                "secret",
+                f"{reference} is a key of {len(key)} bytes, which is short; "
+                f"make one of {SIGNING_KEY_BYTES_MIN} or more",
+            )
+        return key
+
+    def _check_program(self, table: Table, first: Template) -> None:
+        """Whether a command names a program; where to find it is the machine's business."""
+        where = f"{table.at('argv')}[0]"
+        if first.paths:
+            self.report.problem(where, "is the program, which no event may choose; write its path")
+            return
+        program = _literal(first)
+        if not program.isprintable() or not _PROGRAM.fullmatch(program):
+            self.report.problem(
+                where,
+                "is neither a program's name nor a path from / on; write /usr/local/bin/deploy, "
+                "and each argument as an item of its own",
+            )
+        elif self.secrets and shutil.which(program, path=self.environment.get("PATH")) is None:
+            self.report.warning(where, f"{program} is no program that this user can run")
 
 
 # The parts of the server
@@ -671,16 +748,23 @@ def _address(text: str, directory: Path) -> Address:
     return Address(host, int(port))
 
 
-def _trusted(table: _Table) -> tuple[Network | Literal["unix"], ...]:
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _trusted(table: Table) -> tuple[Network | Literal["unix"], ...]:
     key = "trusted_proxies"
     values = table.values.get(key)
     if not isinstance(values, list) or "unix" not in values:
         return table.networks(key)
     others = {key: [value for value in values if value != "unix"]}
-    return ("unix", *_Table(table.report, table.where, others).networks(key))
+    return ("unix", *Table(table.report, table.where, others).networks(key))
 
 
-def _check_server(table: _Table, server: Server) -> None:
+def _check_server(table: Table, server: Server) -> None:
     listen, admin = server.listen, server.admin
     if not listen.is_local and server.tls is None and not server.proxy_terminates_tls:
         table.problem(
@@ -711,17 +795,39 @@ def _collide(one: Address, other: Address) -> bool:
     return one.port == other.port != 0 and (one.host == other.host or bool(everywhere))
 
 
+def _worker(top: Table) -> Worker:
+    usual = Worker()
+    table = top.table("worker", usual.__struct_fields__)
+    if table is None:
+        return usual
+    worker = Worker(
+        run=table.choice("run", _RUNS) or usual.run,
+        threads=table.integer("threads", 1, WORKER_THREADS_MAX) or usual.threads,
+        attempts_max=table.integer("attempts_max", 1, ATTEMPTS_MAX) or usual.attempts_max,
+        age_max_s=table.integer("age_max_s", AGE_S_MIN, AGE_S_MAX) or usual.age_max_s,
+        backoff_first_s=table.integer("backoff_first_s", 1, BACKOFF_S_MAX) or usual.backoff_first_s,
+        backoff_max_s=table.integer("backoff_max_s", 1, BACKOFF_S_MAX) or usual.backoff_max_s,
+    )
+    if worker.backoff_first_s > worker.backoff_max_s:
+        table.problem(
+            "backoff_first_s",
+            f"{worker.backoff_first_s} is more than backoff_max_s, {worker.backoff_max_s}; "
+            "lower one, or raise the other",
+        )
+    return worker
+
+
 # The parts of a source
 
 
-def _preset(table: _Table) -> Preset | None:
+def _preset(table: Table) -> Preset | None:
     value = table.values.get("scheme")
     if value is None:
         names = ", ".join(presets.PRESETS)
         table.problem("scheme", f"is missing; name the sender ({names}), or write a table")
         return None
     if not isinstance(value, str | dict):
-        table.problem("scheme", f"expected a preset's name or a table, got {_kind(value)}")
+        table.problem("scheme", f"expected a preset's name or a table, got {kind_of(value)}")
         return None
     try:
         return presets.get(value) if isinstance(value, str) else presets.parse(value)
@@ -732,7 +838,7 @@ def _preset(table: _Table) -> Preset | None:
         return None
 
 
-def _identity(name: str, table: _Table) -> str | None:
+def _identity(name: str, table: Table) -> str | None:
     identity = table.name("identity") if "identity" in table else name
     if identity in RESERVED_IDENTITIES:
         table.problem(
@@ -742,27 +848,14 @@ def _identity(name: str, table: _Table) -> str | None:
     return identity
 
 
-def _account(table: _Table) -> str | None:
+def _account(table: Table) -> str | None:
     account = table.text("account")
     if account is not None and len(account) > ACCOUNT_CHARS_MAX:
         table.problem("account", f"is longer than {ACCOUNT_CHARS_MAX} characters; shorten it")
     return account
 
 
-def _tolerance_s(table: _Table) -> float | None:
-    value = table.values.get("tolerance_s")
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        table.problem("tolerance_s", f"expected a number of seconds, got {_kind(value)}")
-        return None
-    if not 0 < value <= TOLERANCE_S_MAX:
-        table.problem("tolerance_s", f"expected more than 0 and at most {TOLERANCE_S_MAX} seconds")
-        return None
-    return value
-
-
-def _volatile(table: _Table) -> tuple[str, ...]:
+def _volatile(table: Table) -> tuple[str, ...]:
     fields = table.texts("volatile")
     for field in fields:
         try:
@@ -772,7 +865,7 @@ def _volatile(table: _Table) -> tuple[str, ...]:
     return fields
 
 
-def _warn_of(table: _Table, preset: Preset, livemode: bool | None, url: str | None) -> None:
+def _warn_of(table: Table, preset: Preset, livemode: bool | None, url: str | None) -> None:
     if preset.livemode is not None and livemode is None:
         table.warning(
             "livemode", "is not set, so test events count like live ones; write true or false"
@@ -785,29 +878,23 @@ def _warn_of(table: _Table, preset: Preset, livemode: bool | None, url: str | No
         )
 
 
-def _check_mode(table: _Table) -> None:
-    mode = table.text("mode")
-    if mode == "queued":
-        table.problem(
-            "mode",
-            "queued needs the worker, which this version does not have yet; "
-            'write "sync", or leave it out',
-        )
-    elif mode not in (None, "sync"):
-        table.problem("mode", f'expected "sync" or "queued", got {_cut(mode or "")!r}')
+def _retention(source: Table) -> Retention:
+    table = source.table("retention", ("payload_days", "ignored"))
+    if table is None:
+        return Retention()
+    if "payload_days" in table:
+        table.warning("payload_days", "is not used by this version yet: no body is ever pruned")
+    days, ignored = table.integer("payload_days", 1, DAYS_MAX), table.boolean("ignored")
+    return Retention(days, ignored is not False)
 
 
-def _url(table: _Table, key: str) -> str | None:
+def _url(table: Table, key: str) -> str | None:
     text = table.text(key)
     if text is None:
         return None
     example = "write it as https://hooks.example.com"
-    try:
-        parts = urlsplit(text)
-        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        valid = False
-    if not valid or " " in text or not text.isascii():
+    parts = _split(text)
+    if parts is None or parts.scheme not in ("http", "https"):
         table.problem(key, f"is not the address of a web server; {example}")
         return None
     if parts.query or parts.fragment or parts.username is not None or text[-1] in "?#":
@@ -816,8 +903,19 @@ def _url(table: _Table, key: str) -> str | None:
     return text.rstrip("/")
 
 
+def _split(text: str) -> SplitResult | None:
+    """The parts of a URL; None unless it has a host."""
+    try:
+        parts = urlsplit(text)
+        valid = _HOST.fullmatch(parts.hostname or "") is not None and parts.port != 0
+    except ValueError:
+        return None
+    # The library leaves out what can't be printed.
+    return parts if valid and text.isascii() and text.isprintable() and " " not in text else None
+
+
 def _has_shape(
-    report: _Report, where: str, reference: str, value: bytes, preset: Preset | None
+    report: Report, where: str, reference: str, value: bytes, preset: Preset | None
 ) -> bool:
     """Whether a secret can be one of that sender's; says why not."""
     if value.startswith(b"v1,whsec_"):
@@ -840,7 +938,13 @@ def _has_shape(
 # The parts of a rule
 
 
-def _rule(table: _Table, declared: Sequence[str]) -> Rule:
+def _declared(top: Table, key: str) -> list[str]:
+    """The names of all that the file has of a kind, whatever is wrong with them."""
+    named = top.values.get(key)
+    return list(named) if isinstance(named, dict) else []
+
+
+def _rule(table: Table, declared: Sequence[str], destinations: Sequence[str]) -> Rule:
     table.require("operation", "name the business change, as in initial-credit-grant")
     table.require("source", "name a source, or a list of them")
     table.require("on", 'list the event types, or ["*"] for all')
@@ -853,10 +957,12 @@ def _rule(table: _Table, declared: Sequence[str]) -> Rule:
         subject=table.path("subject"),
         customer=table.path("customer"),
         effect=_effect(table),
+        send=_sends(table, destinations),
+        prepare=_function(table, "prepare"),
     )
 
 
-def _rule_sources(table: _Table, declared: Sequence[str]) -> tuple[str, ...]:
+def _rule_sources(table: Table, declared: Sequence[str]) -> tuple[str, ...]:
     value = table.values.get("source")
     names = (value,) if isinstance(value, str) else table.texts("source")
     if value == []:
@@ -864,11 +970,11 @@ def _rule_sources(table: _Table, declared: Sequence[str]) -> tuple[str, ...]:
     for name in names:
         if name not in declared:
             hint = nearest_or_all(name, declared)
-            table.problem("source", f"there is no source {_cut(name)!r}{hint}")
+            table.problem("source", f"there is no source {cut(name)!r}{hint}")
     return names
 
 
-def _patterns(table: _Table) -> tuple[str, ...]:
+def _patterns(table: Table) -> tuple[str, ...]:
     patterns = table.texts("on")
     if table.values.get("on") == []:
         table.problem("on", 'is empty; list the event types, or ["*"] for all')
@@ -881,17 +987,19 @@ def _patterns(table: _Table) -> tuple[str, ...]:
     return patterns
 
 
-def _effect(table: _Table) -> Effect | None:
+def _effect(table: Table) -> Effect | None:
     named = [key for key in _EFFECTS if key in table]
-    if len(named) != 1:
+    if len(named) > 1:
         words = f"has {' and '.join(named)}; keep one, and write a rule for each other"
-        none = f"has no effect; add one of {', '.join(_EFFECTS)}"
-        table.report.problem(table.where, words if named else none)
+        table.report.problem(table.where, words)
+    if not named and "send" not in table:
+        words = f"needs an effect or send; add one of {', '.join(_EFFECTS)}, or send"
+        table.report.problem(table.where, words)
     effects = [_EFFECTS[key](table) for key in named]
     return effects[0] if len(effects) == 1 else None
 
 
-def _grant(rule: _Table) -> Grant | None:
+def _grant(rule: Table) -> Grant | None:
     table = rule.table("grant", ("unit", "amount", "by", "amounts"))
     if "customer" not in rule:
         rule.problem("customer", "is missing; a grant needs the path of the sender's customer id")
@@ -912,7 +1020,7 @@ def _grant(rule: _Table) -> Grant | None:
     return None if unit is None else Grant(unit, amount, by, amounts)
 
 
-def _amounts(grant: _Table) -> dict[str, int]:
+def _amounts(grant: Table) -> dict[str, int]:
     table = grant.table("amounts")
     if table is None:
         return {}
@@ -922,7 +1030,7 @@ def _amounts(grant: _Table) -> dict[str, int]:
     return {name: amount for name, amount in found if amount is not None}
 
 
-def _reverse(rule: _Table) -> Reverse | None:
+def _reverse(rule: Table) -> Reverse | None:
     table = rule.table("reverse", ("operation", "subject", "amount"))
     if table is None:
         return None
@@ -933,7 +1041,7 @@ def _reverse(rule: _Table) -> Reverse | None:
     return None if operation is None or subject is None else Reverse(operation, subject, amount)
 
 
-def _link(rule: _Table) -> Link | None:
+def _link(rule: Table) -> Link | None:
     table = rule.table("link", ("customer", "workspace"))
     if "customer" in rule:
         rule.problem(
@@ -947,23 +1055,18 @@ def _link(rule: _Table) -> Link | None:
     return None if customer is None or workspace is None else Link(customer, workspace)
 
 
-def _record(rule: _Table) -> Record | None:
+def _record(rule: Table) -> Record | None:
     table = rule.table("record", ("kind", "data"))
     if table is None:
         return None
     table.require("kind", "name what is recorded, as in feedback-alert")
     table.require("data", 'write what is kept, as in { text = "{feedback.text}" }')
     kind = table.name("kind")
-    if kind is None or "data" not in table:
-        return None
-    try:
-        return Record(kind, Template.compile(table.values["data"]))
-    except ValueError as error:
-        table.problem("data", f"{error}; correct the template")
-        return None
+    data = table.template("data")
+    return None if kind is None or data is None else Record(kind, data)
 
 
-def _sql(rule: _Table) -> Sql | None:
+def _sql(rule: Table) -> Sql | None:
     texts = rule.texts("sql")
     if rule.values["sql"] == [] or len(texts) > STATEMENTS_MAX:
         rule.problem("sql", f"expected 1 to {STATEMENTS_MAX} statements; write a list of texts")
@@ -977,18 +1080,218 @@ def _sql(rule: _Table) -> Sql | None:
     return Sql(tuple(statements)) if len(statements) == len(texts) else None
 
 
-def _call(rule: _Table) -> Call | None:
-    function = rule.text("call")
+def _call(rule: Table) -> Call | None:
+    function = _function(rule, "call")
+    return None if function is None else Call(function)
+
+
+def _function(rule: Table, key: str) -> str | None:
+    function = rule.text(key)
     if function is None or function.isidentifier():
-        return None if function is None else Call(function)
-    rule.problem("call", "is not a function's name; write that of one in the handlers file")
+        return function
+    rule.problem(key, "is not a function's name; write that of one in the handlers file")
     return None
+
+
+def _sends(rule: Table, destinations: Sequence[str]) -> tuple[Send, ...]:
+    items = rule.items("send")
+    if rule.values.get("send") == [] or len(items) > SENDS_MAX:
+        rule.problem("send", f'expected 1 to {SENDS_MAX} tables; write [{{ to = "NAME" }}]')
+    found = [
+        _send(rule.report, f"{rule.at('send')}[{i}]", item, destinations)
+        for i, item in enumerate(items[:SENDS_MAX])
+    ]
+    return tuple(send for send in found if send is not None)
+
+
+def _send(report: Report, where: str, item: object, destinations: Sequence[str]) -> Send | None:
+    if not isinstance(item, dict):
+        report.problem(where, f'expected a table, got {kind_of(item)}; write {{ to = "NAME" }}')
+        return None
+    table = Table(report, where, item, ("to", "name"))
+    table.require("to", "name a destination")
+    to = table.text("to")
+    name = table.name("name") if "name" in table else ""
+    if to is not None and to not in destinations:
+        hint = nearest(to, destinations) or f" (there are: {', '.join(destinations) or 'none'})"
+        table.problem("to", f"there is no destination {cut(to)!r}{hint}; add [destinations.NAME]")
+        return None
+    return None if to is None or name is None else Send(to, name)
+
+
+# The parts of a destination
+
+
+def _web_problem(text: str, parts: SplitResult | None) -> str | None:
+    if text.startswith(("unix:", "http+unix:")):
+        return "names a unix socket, which is not supported; let it listen on a port of 127.0.0.1"
+    if len(text) > URL_CHARS_MAX:
+        return f"is longer than {URL_CHARS_MAX} characters; shorten it"
+    if parts is None or parts.scheme not in ("http", "https"):
+        return f"is not the address of a web server; write https://host/path, or {references.KINDS}"
+    if "#" in text:
+        return "may not have a fragment; leave out what begins with #"
+    if "{" in text or "}" in text:
+        return "can't take anything from the event; write it out, and put values into json"
+    return None
+
+
+def _smtp_problem(text: str, parts: SplitResult | None) -> str | None:
+    example = (
+        "write smtp://user:password@host:587 or smtps://user:password@host:465, "
+        "in a password %2F %3F %23 %40 for / ? # @"
+    )
+    if len(text) > URL_CHARS_MAX:
+        return f"is longer than {URL_CHARS_MAX} characters; shorten it"
+    if parts is None or parts.scheme not in ("smtp", "smtps"):
+        return f"is not the address of a mail server; {example}"
+    if parts.path not in ("", "/") or "?" in text or "#" in text:
+        return f"has something behind the host; {example}"
+    if parts.username is not None and not (parts.username and parts.password):
+        return f"has a user or a password without the other; {example}"
+    return None
+
+
+def _warn_of_url(table: Table, key: str, parts: SplitResult, referenced: bool) -> None:
+    if parts.scheme == "http" and not _is_loopback(parts.hostname or ""):
+        table.warning(
+            key, "is http:// to another machine, so anyone on the way can read it; use https://"
+        )
+    if not referenced and _shows_secret(parts):
+        table.warning(
+            key, "seems to hold a secret; keep it out of this file, in .env, and write env:NAME"
+        )
+
+
+def _shows_secret(parts: SplitResult) -> bool:
+    given = parse_qsl(parts.query)
+    words = [parts.path, *(value for _, value in given)]
+    named = any(_SECRET_NAME.search(name) for name, _ in given)
+    return parts.username is not None or named or any(map(_SECRET_LIKE.search, words))
+
+
+def _json(table: Table) -> Template | None:
+    value = table.values.get("json")
+    if isinstance(value, str | list | dict):
+        return table.template("json")
+    if value is not None:
+        table.problem("json", f"expected a table, got {kind_of(value)}; write what is sent")
+    return None
+
+
+def _headers(http: Table) -> dict[str, Template]:
+    table = http.table("headers")
+    names = list(table.values) if table is not None else []
+    if len(names) > HEADERS_MAX:
+        http.problem("headers", f"has more than {HEADERS_MAX}; remove some")
+    found: dict[str, Template] = {}
+    for name in names[:HEADERS_MAX]:
+        assert table is not None, "it has names"
+        problem = _header_problem(name, [other for other in found if other != name])
+        if problem is not None:
+            table.problem(name, problem)
+            continue
+        template = None if table.text(name) is None else table.template(name)
+        if template is not None:
+            found[name] = template
+        if name.lower() in _SECRET_HEADERS:
+            table.warning(
+                name, "is kept in the database with each message, and stands here for all to read"
+            )
+    return found
+
+
+def _header_problem(name: str, others: Collection[str]) -> str | None:
+    if len(name) > NAME_CHARS_MAX or not HEADER_NAME.fullmatch(name):
+        return "is not the name of a header; write letters, digits and -"
+    if name.lower() in RESERVED_HEADERS:
+        return "is written by Receiver itself; leave it out"
+    if name.lower() in {other.lower() for other in others}:
+        return "stands there twice; keep one"
+    return None
+
+
+def _mail_sender(table: Table) -> str | None:
+    text = table.text("from")
+    if text is None:
+        return None
+    templated = "can't take anything from the event; write one address, as in billing@example.com"
+    problem = templated if "{" in text else _mailbox_problem(text)
+    if problem is not None:
+        table.problem("from", problem)
+    return text if problem is None else None
+
+
+def _mail_recipient(table: Table) -> Template | None:
+    to = None if table.text("to") is None else table.template("to")
+    if to is None or to.paths:
+        return to
+    problem = _mailbox_problem(_literal(to))
+    if problem is not None:
+        table.problem("to", problem)
+    return to if problem is None else None
+
+
+def _mailbox_problem(text: str) -> str | None:
+    try:
+        mail.address(text, "")
+    except Unjudgeable as error:
+        return error.why
+    return None
+
+
+def _mail_subject(table: Table) -> Template | None:
+    subject = None if table.text("subject") is None else table.template("subject")
+    if subject is None or subject.paths or len(_literal(subject)) <= mail.SUBJECT_CHARS_MAX:
+        return subject
+    table.problem("subject", f"is longer than {mail.SUBJECT_CHARS_MAX} characters; shorten it")
+    return None
+
+
+def _literal(template: Template) -> str:
+    """What a text without placeholders says."""
+    return str(template.render(Scope(None, {})))
+
+
+def _argv(table: Table) -> tuple[Template, ...] | None:
+    texts = table.texts("argv")
+    if table.values.get("argv") == [] or len(texts) > ARGUMENTS_MAX:
+        table.problem("argv", f"expected 1 to {ARGUMENTS_MAX} texts, the program and its arguments")
+        return None
+    templates = []
+    for i, text in enumerate(texts):
+        where = f"{table.at('argv')}[{i}]"
+        try:
+            templates.append(Template.compile(text))
+        except ValueError as error:
+            table.report.problem(where, f"{error}; correct the template")
+        if "\0" in text:
+            table.report.problem(
+                where, "has a character that no program can be given; remove \\u0000"
+            )
+    whole = len(templates) == len(table.items("argv"))
+    return tuple(templates) if templates and whole else None
+
+
+def _policy(table: Table) -> Policy:
+    ambiguous = table.choice("ambiguous", _AMBIGUOUS)
+    idempotent_for_s = table.integer("idempotent_for_s", 1, IDEMPOTENT_S_MAX)
+    if ambiguous == "retry" and idempotent_for_s is not None:
+        table.problem(
+            "ambiguous",
+            "retry goes on for ever, idempotent_for_s only so long; leave one of them out",
+        )
+    return Policy(
+        ambiguous=ambiguous or "retry",
+        idempotent_for_s=idempotent_for_s,
+        attempts_max=table.integer("attempts_max", 1, ATTEMPTS_MAX),
+    )
 
 
 # Checks of one table against another
 
 
-def _check_paths(table: _Table, rule: Rule, sources: Mapping[str, Source]) -> None:
+def _check_paths(table: Table, rule: Rule, sources: Mapping[str, Source]) -> None:
     """Whether our own names are used only where they are known, and may be trusted."""
     for where, path in _early_paths(rule):
         _check_own(table, where, path, known=False)
@@ -1007,7 +1310,7 @@ def _check_paths(table: _Table, rule: Rule, sources: Mapping[str, Source]) -> No
             )
 
 
-def _warn_of_subject(table: _Table, rule: Rule) -> None:
+def _warn_of_subject(table: Table, rule: Rule) -> None:
     if len(set(rule.on)) > 1 and rule.subject is None and not isinstance(rule.effect, Link | None):
         table.warning(
             "subject",
@@ -1016,7 +1319,7 @@ def _warn_of_subject(table: _Table, rule: Rule) -> None:
         )
 
 
-def _check_own(table: _Table, where: str, path: select.Path, *, known: bool) -> None:
+def _check_own(table: Table, where: str, path: select.Path, *, known: bool) -> None:
     where = f"{table.where}.{where}"
     for name in ("_grant", "_message"):
         if path.uses_own(name):
@@ -1066,7 +1369,7 @@ def _signs_ids(source: Source) -> bool:
     )
 
 
-def _check_allow_ips(report: _Report, sources: Mapping[str, Source], server: Server) -> None:
+def _check_allow_ips(report: Report, sources: Mapping[str, Source], server: Server) -> None:
     if server.trusted_proxies or not server.listen.is_local:
         return
     for name, source in sources.items():
@@ -1078,7 +1381,7 @@ def _check_allow_ips(report: _Report, sources: Mapping[str, Source], server: Ser
             )
 
 
-def _check_identities(report: _Report, sources: Mapping[str, Source]) -> None:
+def _check_identities(report: Report, sources: Mapping[str, Source]) -> None:
     first: dict[str, Source] = {}
     for name, source in sources.items():
         other = first.setdefault(source.contract.identity, source)
@@ -1090,10 +1393,98 @@ def _check_identities(report: _Report, sources: Mapping[str, Source]) -> None:
             )
 
 
-def _check_operations(report: _Report, rules: Mapping[str, Rule]) -> None:
-    first: dict[str, tuple[str, Effect]] = {}
+def _check_prepare(table: Table, rule: Rule, sources: Mapping[str, Source]) -> None:
+    if rule.prepare is None:
+        return
+    if "call" not in table:
+        table.problem("prepare", "hands its result to a function; add call, or leave it out")
+    for name in rule.sources:
+        if name in sources and sources[name].mode != "queued":
+            table.problem(
+                "prepare",
+                f"runs before the event is applied, and {name} applies its events at once; "
+                f'write mode = "queued" in [sources.{name}]',
+            )
+
+
+def _check_modes(report: Report, sources: Mapping[str, Source], worker: Worker) -> None:
+    for name, source in sources.items():
+        if source.mode == "queued" and worker.run == "off":
+            report.problem(
+                f"sources.{name}.mode",
+                'queued needs the worker, but worker.run is "off"; write "sync", or turn it on',
+            )
+
+
+def _check_sends(report: Report, rules: Mapping[str, Rule]) -> None:
+    first: dict[tuple[str, Send], str] = {}
     for where, rule in rules.items():
-        if rule.effect is None or not rule.operation:
+        if rule.send and isinstance(rule.effect, Link):
+            report.problem(
+                f"{where}.send", "can't stand beside link; write a rule with send of its own"
+            )
+        for send in rule.send:
+            if (rule.operation, send) in first:
+                there = first[rule.operation, send]
+                known = f" under the name {send.name}" if send.name else ""
+                report.problem(
+                    f"{where}.send",
+                    f"{rule.operation} sends to {send.to}{known} already, in {there}; "
+                    "a second message needs a name of its own",
+                )
+            first.setdefault((rule.operation, send), where)
+
+
+def _warn_of_messages(
+    report: Report,
+    rules: Mapping[str, Rule],
+    destinations: Mapping[str, Destination],
+    worker: Worker,
+) -> None:
+    if destinations and worker.run == "off":
+        report.warning(
+            "worker.run", "is off, so messages wait in the outbox; turn it on to have them sent"
+        )
+    used = {send.to for rule in rules.values() for send in rule.send}
+    calls = any(isinstance(rule.effect, Call) for rule in rules.values())
+    for name in destinations:
+        if name not in used and not calls:
+            report.warning(
+                f"destinations.{name}",
+                "no rule sends to it; name it in a rule's send, or remove it",
+            )
+    for where, rule in rules.items():
+        for send in rule.send:
+            for words in _unknown_names(rule, destinations.get(send.to)):
+                report.warning(f"{where}.send", f"destinations.{send.to} {words}")
+
+
+def _unknown_names(rule: Rule, destination: Destination | None) -> Iterator[str]:
+    """What a destination's texts take from a rule that does not have it."""
+    paths = [] if destination is None else list(_message_paths(destination))
+    granted = isinstance(rule.effect, Grant | Reverse | Call)
+    if not granted and any(path.uses_own("_grant") for path in paths):
+        yield "takes _grant, but this rule grants nothing; take the value from the event"
+    if rule.customer is None and any(path.uses_own("_workspace") for path in paths):
+        yield "takes _workspace, but this rule has no customer; add the path of the customer id"
+
+
+def _message_paths(destination: Destination) -> Iterator[select.Path]:
+    match destination:
+        case Http(json=json, headers=headers):
+            templates = [*headers.values(), *([] if json is None else [json])]
+        case Email(to=to, subject=subject, text=text):
+            templates = [to, subject, text]
+        case Command(argv=argv):
+            templates = list(argv)
+    for template in templates:
+        yield from template.paths
+
+
+def _check_operations(report: Report, rules: Mapping[str, Rule]) -> None:
+    first: dict[str, tuple[str, Effect | None]] = {}
+    for where, rule in rules.items():
+        if not rule.operation:
             continue
         there, effect = first.setdefault(rule.operation, (where, rule.effect))
         if type(effect) is not type(rule.effect):
@@ -1105,7 +1496,10 @@ def _check_operations(report: _Report, rules: Mapping[str, Rule]) -> None:
 
 
 def _check_reversals(
-    report: _Report, rules: Mapping[str, Rule], sources: Mapping[str, Source]
+    report: Report,
+    rules: Mapping[str, Rule],
+    sources: Mapping[str, Source],
+    broken: Collection[str],
 ) -> None:
     granted = {
         (identity, rule.operation)
@@ -1114,8 +1508,6 @@ def _check_reversals(
         if isinstance(rule.effect, Grant | Call)
         for identity in _identities(rule, sources)
     }
-    # What is wrong with these is said already.
-    broken = {rule.operation for rule in rules.values() if rule.effect is None}
     for where, rule in rules.items():
         if not isinstance(rule.effect, Reverse) or rule.effect.operation in broken:
             continue
@@ -1134,15 +1526,30 @@ def _identities(rule: Rule, sources: Mapping[str, Source]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-_TOP_KEYS = ("database", "handlers", "env_file", "public_url", "server", "sources", "rules")
+_TOP_KEYS = (
+    *("database", "handlers", "env_file", "public_url", "server", "worker"),
+    *("sources", "rules", "destinations"),
+)
 _SERVER_KEYS = (
     *("listen", "admin", "trusted_proxies", "tls", "proxy_terminates_tls"),
     *("body_bytes_max", "pending_max"),
 )
 _SOURCE_KEYS = (
     *("scheme", "identity", "secrets", "livemode", "account", "mode", "tolerance_s"),
-    *("volatile", "gzip", "allow_ips", "public_url"),
+    *("volatile", "gzip", "allow_ips", "public_url", "retention", "api"),
 )
+_MODES: tuple[Literal["sync", "queued"], ...] = ("sync", "queued")
+_RUNS: tuple[Literal["inside", "separate", "off"], ...] = ("inside", "separate", "off")
+_DESTINATION_KINDS: tuple[Literal["http", "email", "command"], ...] = ("http", "email", "command")
+_METHODS: tuple[Literal["POST", "PUT"], ...] = ("POST", "PUT")
+_AMBIGUOUS: tuple[Literal["retry", "review"], ...] = ("retry", "review")
+_POLICY_KEYS = ("timeout_s", "ambiguous", "attempts_max")
+_HTTP_KEYS = (
+    *("kind", "url", "method", "json", "headers", "secret"),
+    *(*_POLICY_KEYS, "idempotent_for_s"),
+)
+_EMAIL_KEYS = ("kind", "smtp", "from", "to", "subject", "text", *_POLICY_KEYS)
+_COMMAND_KEYS = ("kind", "argv", *_POLICY_KEYS, "idempotent_for_s")
 _SECRET_KEYS = ("secret", "account", "livemode", "name")
 _EFFECTS = {
     "grant": _grant,
@@ -1152,22 +1559,17 @@ _EFFECTS = {
     "sql": _sql,
     "call": _call,
 }
-_RULE_KEYS = ("operation", "source", "on", "when", "expect", "subject", "customer", *_EFFECTS)
-_KINDS: tuple[tuple[type, str], ...] = (
-    (bool, "true or false"),
-    (str, "a string"),
-    (int, "an integer"),
-    (float, "a float"),
-    (list, "a list"),
-    (dict, "a table"),
+_RULE_KEYS = (
+    *("operation", "source", "on", "when", "expect", "subject", "customer"),
+    *_EFFECTS,
+    *("send", "prepare"),
 )
-# Bits of an IPv6 address before the IPv4 one in it.
-_MAPPED_PREFIX = 96
-_NAME = re.compile(r"[a-z0-9][a-z0-9._-]*", re.ASCII)
-_NAME_WORDS = (
-    f"expected a name of at most {NAME_CHARS_MAX} characters: "
-    "a-z, 0-9, then also . _ and - (it is part of keys and addresses)"
-)
-_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
 _HOST = re.compile(r"[A-Za-z0-9.:%_-]+", re.ASCII)
+_REFERENCES = ("env", "file", "credential")
+_PROGRAM = re.compile(r"/.*[^/]|[^/\s]+")
+# Made by a machine: long, and letters and digits mixed.
+_SECRET_LIKE = re.compile(r"(?=[A-Za-z]*\d)(?=\d*[A-Za-z])[A-Za-z0-9]{16,}", re.ASCII)
+_SECRET_NAME = re.compile(r"key|token|secret|passw|auth|sig", re.IGNORECASE)
+_SECRET_HEADERS = frozenset({"authorization", "cookie", "x-api-key", "api-key", "x-auth-token"})
+_Judge = Callable[[str, SplitResult | None], str | None]
 _PORT = re.compile(r"[0-9]{1,5}", re.ASCII)

@@ -27,6 +27,10 @@ listen = "127.0.0.1:8080"                   # or "unix:/run/receiver/http.sock"
 admin = "127.0.0.1:8081"                    # /healthz and /readyz, for this machine alone
 # trusted_proxies = ["127.0.0.1"]           # whose X-Forwarded-For counts
 
+# [worker]                                  # applies queued events, and sends what rules owe
+# run = "inside"                            # or "separate" (receiver work), or "off"
+# threads = 2
+
 
 # Stripe: the address to enter there is <public_url>/webhooks/stripe, and the signing secret
 # it shows goes into .env. Send it the event types that the rules below name.
@@ -35,6 +39,7 @@ admin = "127.0.0.1:8081"                    # /healthz and /readyz, for this mac
 scheme = "stripe"
 secrets = ["env:STRIPE_WEBHOOK_SECRET"]     # while rotating: the new one and the old one
 livemode = @LIVEMODE@
+# mode = "queued"                           # answered at once, and applied by the worker
 
 # Who a customer is: set client_reference_id to your own id for the tenant when you create the
 # Checkout Session. An invoice that comes first waits, parked, until the link is there.
@@ -59,6 +64,8 @@ expect = { "data.object.status" = "paid", "data.object.currency" = ["usd", "eur"
 subject = "data.object.id"
 customer = "data.object.customer"
 grant = { unit = "credits", amount = 100 }
+# A message with it, once per invoice, too; see the destinations at the end of this file.
+# send = [{ to = "confirmation" }]
 # By price instead; the first path that is not null counts:
 # grant.unit = "credits"
 # grant.by = [
@@ -98,6 +105,14 @@ reverse = { operation = "initial-credit-grant", subject = "data.object.invoice" 
 # customer = "data.object.customer"
 # call = "welcome_bonus"
 
+# Only a message, and no effect.
+# [[rules]]
+# operation = "tell-of-cancellation"
+# source = "stripe"
+# on = ["customer.subscription.deleted"]
+# subject = "data.object.id"
+# send = [{ to = "slack" }, { to = "app" }]
+
 
 # GitHub: the secret is the webhook's own, and the content type may be either.
 
@@ -112,6 +127,14 @@ reverse = { operation = "initial-credit-grant", subject = "data.object.invoice" 
 # when = { "action" = "published" }
 # subject = "release.id"
 # record = { kind = "release", data = { tag = "{release.tag_name}", url = "{release.html_url}" } }
+#
+# [[rules]]
+# operation = "deploy"
+# source = "github"
+# on = ["push"]
+# when = { "ref" = "refs/heads/main" }
+# subject = "after"
+# send = [{ to = "deploy" }]
 
 
 # Shopify: the secret is the app's client secret. The shop stands in a header that is not
@@ -152,6 +175,57 @@ reverse = { operation = "initial-credit-grant", subject = "data.object.invoice" 
 # on = [<from 3>]
 # subject = <from 4>
 # record = { kind = "feedback-alert", data = { text = <from the documentation> } }
+
+
+# Destinations: where messages go once the change is committed. What a rule sends is tried again
+# until it is taken, for three days at most. Each message has a key of its own, which stays the
+# same from try to try, so that the other side can tell a second try from a second message. Where
+# the outcome of a try is not known, it is tried again; with ambiguous = "review" it waits for you.
+
+# A mail. If the event names no address, the message is given up, never the grant. The line in
+# .env is SMTP_URL=smtp://user:password@mail.example.com:587; in a password %40 stands for @.
+# [destinations.confirmation]
+# kind = "email"
+# smtp = "env:SMTP_URL"
+# from = "Billing <billing@example.com>"
+# to = "{data.object.customer_email}"
+# subject = "Invoice {data.object.number}"
+# text = "{_grant.amount} {_grant.unit} were added to your workspace."
+# ambiguous = "review"
+
+# Slack: an incoming webhook, whose address is a secret.
+# [destinations.slack]
+# kind = "http"
+# url = "env:SLACK_WEBHOOK_URL"
+# json = { text = "{_event.type}: {data.object.id}" }
+
+# Discord: a webhook of a channel. Its address is a secret, too.
+# [destinations.discord]
+# kind = "http"
+# url = "env:DISCORD_WEBHOOK_URL"
+# json = { content = "{_event.type}: {data.object.id}" }
+
+# ntfy: the topic stands in the message. Whoever knows it can read along.
+# [destinations.ntfy]
+# kind = "http"
+# url = "https://ntfy.sh"
+# json = { topic = "your-topic", title = "{_event.type}", message = "{data.object.id}" }
+
+# The app itself: the event and its operation as JSON, signed as Standard Webhooks say. The app
+# remembers each Idempotency-Key that it has seen for a day; after that an unknown outcome waits.
+# [destinations.app]
+# kind = "http"
+# url = "http://127.0.0.1:3000/internal/webhooks"
+# secret = "env:APP_WEBHOOK_SECRET"
+# idempotent_for_s = 86400
+
+# A program of this machine, with the message as JSON on its standard input. One template is one
+# argument, and no shell reads it.
+# [destinations.deploy]
+# kind = "command"
+# argv = ["/usr/local/bin/deploy", "{repository.full_name}", "{after}"]
+# timeout_s = 600
+# attempts_max = 3
 """
 
 HANDLERS = '''\
@@ -159,7 +233,8 @@ HANDLERS = '''\
 
 Each function runs inside the event's transaction: what it writes is committed together with the
 event, or not at all, and once for each subject of its rule. So it must be quick, and must not
-reach out to the network.
+reach out to the network: tx.send("NAME", data={...}) owes a message to [destinations.NAME], which
+the worker sends once all of it is committed.
 """
 
 from receiver import Park, Quarantine

@@ -26,18 +26,29 @@ from receiver.config import (
     Link,
     Record,
     Reverse,
+    Send,
     Settings,
     Sql,
+    Worker,
     build,
     load,
 )
+from receiver.destinations import Command, Email, Http, Policy
 from receiver.select import Scope
 
 # The first text of a fresh checkout builds tables of Unicode, and machines differ in speed.
 STEADY = trials(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 SECRET = "whsec_bm90IGEgcmVhbCBzZWNyZXQ="
-ENVIRONMENT = {"STRIPE_WEBHOOK_SECRET": SECRET}
+KEY = "whsec_" + "QUJD" * 8
+SMTP = "smtp://mailer:hunter2@mail.example.com:587"
+SLACK = "https://hooks.slack.com/services/T0/B0/hunter2"
+ENVIRONMENT = {
+    "STRIPE_WEBHOOK_SECRET": SECRET,
+    "SMTP_URL": SMTP,
+    "SLACK_WEBHOOK_URL": SLACK,
+    "APP_WEBHOOK_SECRET": KEY,
+}
 
 SOURCE = """
 [sources.stripe]
@@ -59,7 +70,7 @@ subject = "data.object.id"
 customer = "data.object.customer"
 grant = { unit = "credits", amount = 100 }
 """
-WHOLE = """
+WHOLE = '''
 database = "app.db"
 handlers = "handlers.py"
 env_file = ".env"
@@ -110,6 +121,7 @@ expect = { "data.object.status" = "paid", "data.object.currency" = ["usd", "eur"
 subject = "data.object.id"
 customer = "data.object.customer"
 grant = { unit = "credits", amount = 100 }
+send = [{ to = "confirmation" }, { to = "app" }]
 
 [[rules]]
 operation = "plan-credit-grant"
@@ -135,6 +147,7 @@ source = "feedback"
 on = ["feedback.created"]
 subject = "feedback.id"
 record = { kind = "feedback-alert", data = { text = "{feedback.text}", rating = "{feedback.n}" } }
+send = [{ to = "team", name = "announce" }, { to = "team", name = "second" }]
 
 [[rules]]
 operation = "upgrade-plan"
@@ -148,7 +161,49 @@ operation = "welcome"
 source = ["stripe", "feedback"]
 on = ["*"]
 call = "welcome_pack"
+
+[worker]
+run = "separate"
+threads = 4
+attempts_max = 20
+age_max_s = 3600
+backoff_first_s = 2
+backoff_max_s = 60
+
+[destinations.confirmation]
+kind = "email"
+smtp = "env:SMTP_URL"
+from = "Billing <billing@example.com>"
+to = "{data.object.customer_email}"
+subject = "Invoice {data.object.number}"
+text = """
+{_grant.amount} {_grant.unit} were added
+to your workspace.
 """
+timeout_s = 20
+ambiguous = "review"
+attempts_max = 5
+
+[destinations.team]
+kind = "http"
+url = "env:SLACK_WEBHOOK_URL"
+method = "PUT"
+json = { text = "New feedback: {feedback.text}" }
+headers = { Title = "{_message.operation}" }
+
+[destinations.app]
+kind = "http"
+url = "http://127.0.0.1:3000/internal/webhooks"
+secret = "env:APP_WEBHOOK_SECRET"
+idempotent_for_s = 86400
+timeout_s = 2.5
+
+[destinations.deploy]
+kind = "command"
+argv = ["/bin/sh", "{repository.full_name}", "a {{b}}"]
+timeout_s = 600
+attempts_max = 3
+'''
 
 
 def write(directory: Path, text: str) -> Path:
@@ -172,7 +227,8 @@ def whole(tmp_path: Path) -> Path:
     """A directory with every file that WHOLE names."""
     for name in ("handlers.py", "cert.pem", "key.pem"):
         (tmp_path / name).touch()
-    (tmp_path / ".env").write_text(f"VERIFY_TOKEN=token\nSTRIPE_WEBHOOK_SECRET={SECRET}\n")
+    lines = (f"{name}={value}\n" for name, value in ENVIRONMENT.items())
+    (tmp_path / ".env").write_text(f"VERIFY_TOKEN=token\n{''.join(lines)}")
     (tmp_path / "old.secret").write_text(f"{SECRET}\n")
     write(tmp_path, WHOLE)
     return tmp_path
@@ -286,6 +342,118 @@ def test_each_effect_is_compiled(whole: Path) -> None:
     assert call == Call("welcome_pack")
 
 
+def test_the_worker_is_parsed(whole: Path) -> None:
+    worker = load(whole / "receiver.toml", environment={}).worker
+
+    assert worker == Worker("separate", 4, 20, 3_600, 2, 60)
+
+
+def test_a_worker_left_out_runs_inside_and_goes_on_for_three_days(tmp_path: Path) -> None:
+    assert taken(tmp_path, SOURCE).worker == Worker("inside", 2, 150, 259_200, 5, 3_600)
+    assert taken(tmp_path, "worker = {}" + SOURCE).worker == Worker()
+
+
+def test_what_a_rule_sends_keeps_its_order_and_its_names(whole: Path) -> None:
+    rules = {r.operation: r for r in load(whole / "receiver.toml", environment={}).rules}
+
+    assert rules["initial-credit-grant"].send == (Send("confirmation"), Send("app"))
+    assert rules["initial-alert"].send == (Send("team", "announce"), Send("team", "second"))
+    assert rules["upgrade-plan"].send == ()
+
+
+def test_an_email_destination_is_parsed(whole: Path) -> None:
+    email = load(whole / "receiver.toml", environment={}).destinations["confirmation"]
+    own: dict[str, object] = {"_grant": {"amount": 100, "unit": "credits"}}
+    invoice = {"number": "A-1", "customer_email": "a@example.com"}
+    scope = Scope({"data": {"object": invoice}}, own)
+
+    assert isinstance(email, Email)
+    assert (email.name, email.smtp) == ("confirmation", SMTP)
+    assert email.from_ == "Billing <billing@example.com>"
+    assert email.to.render(scope) == "a@example.com"
+    assert email.subject.render(scope) == "Invoice A-1"
+    assert email.text.render(scope) == "100 credits were added\nto your workspace.\n"
+    assert email.timeout_s == 20
+    assert email.policy == Policy("review", None, 5)
+
+
+def test_an_http_destination_is_parsed(whole: Path) -> None:
+    destinations = load(whole / "receiver.toml", environment={}).destinations
+    own: dict[str, object] = {"_message": {"operation": "initial-alert"}}
+    scope = Scope({"feedback": {"text": "hi"}}, own)
+
+    team, app = destinations["team"], destinations["app"]
+
+    assert isinstance(team, Http)
+    assert (team.url, team.method, team.secret) == (SLACK, "PUT", None)
+    assert team.json is not None
+    assert team.json.render(scope) == {"text": "New feedback: hi"}
+    assert {name: one.render(scope) for name, one in team.headers.items()} == {
+        "Title": "initial-alert"
+    }
+    assert (team.timeout_s, team.policy) == (10, Policy())
+    assert isinstance(app, Http)
+    assert (app.url, app.method) == ("http://127.0.0.1:3000/internal/webhooks", "POST")
+    assert (app.json, app.headers, app.timeout_s) == (None, {}, 2.5)
+    assert app.secret == b"ABC" * 8
+
+
+def test_a_command_destination_is_parsed(whole: Path) -> None:
+    deploy = load(whole / "receiver.toml", environment={}).destinations["deploy"]
+    scope = Scope({"repository": {"full_name": "a/b"}}, {})
+
+    assert isinstance(deploy, Command)
+    assert [one.render(scope) for one in deploy.argv] == ["/bin/sh", "a/b", "a {b}"]
+    assert (deploy.timeout_s, deploy.policy) == (600, Policy(attempts_max=3))
+
+
+@pytest.mark.parametrize(
+    ("lines", "policy"),
+    [
+        ("", Policy("retry")),
+        ('ambiguous = "retry"', Policy("retry")),
+        ('ambiguous = "review"', Policy("review")),
+        ("idempotent_for_s = 60", Policy("retry", 60)),
+        ('idempotent_for_s = 60\nambiguous = "review"', Policy("review", 60)),
+    ],
+)
+def test_an_unknown_outcome_is_retried_unless_the_destination_says_otherwise(
+    tmp_path: Path, lines: str, policy: Policy
+) -> None:
+    assert taken(tmp_path, http(lines)).destinations["a"].policy == policy
+
+
+def test_a_rule_may_only_send(tmp_path: Path) -> None:
+    settings = taken(tmp_path, sending())
+
+    assert settings.warnings == ()
+    assert settings.rules[0].effect is None
+    assert settings.rules[0].send == (Send("a"),)
+
+
+def test_a_queued_rule_may_prepare(tmp_path: Path) -> None:
+    (tmp_path / "handlers.py").touch()
+
+    settings = taken(tmp_path, preparing("queued"))
+
+    assert settings.sources["stripe"].mode == "queued"
+    assert settings.rules[0].prepare == "fetch"
+    assert settings.rules[0].effect == Call("f")
+
+
+def test_without_secrets_what_is_referenced_stays_empty_and_the_rest_is_there(
+    tmp_path: Path,
+) -> None:
+    found = load(write(tmp_path, WHOLE), secrets=False, environment={}).destinations
+    email, team, app = found["confirmation"], found["team"], found["app"]
+
+    assert isinstance(email, Email)
+    assert isinstance(team, Http)
+    assert isinstance(app, Http)
+    assert (email.smtp, team.url, app.secret) == ("", "", b"")
+    assert app.url == "http://127.0.0.1:3000/internal/webhooks"
+
+
 def test_what_is_left_out_has_a_safe_default(tmp_path: Path) -> None:
     settings = taken(tmp_path, SOURCE + RULE)
 
@@ -377,6 +545,8 @@ def test_nothing_that_settings_print_holds_a_secret(whole: Path) -> None:
 
     assert SECRET not in repr(settings)
     assert SECRET not in repr(settings.sources["stripe"].contract.checks)
+    assert "hunter2" not in repr(settings)
+    assert "ABCABC" not in repr(settings)
 
 
 @pytest.mark.parametrize(
@@ -584,6 +754,74 @@ def server(more: str) -> str:
     return f"[server]\n{more}\n{SOURCE}"
 
 
+def worker(more: str) -> str:
+    return f"[worker]\n{more}\n{SOURCE}"
+
+
+RULE_THAT_SENDS = """
+[[rules]]
+operation = "initial-credit-grant"
+source = "stripe"
+on = ["invoice.paid"]
+send = [{ to = "a" }]
+"""
+HTTP = """
+[destinations.a]
+kind = "http"
+url = "https://example.com/in"
+"""
+EMAIL = """
+[destinations.a]
+kind = "email"
+smtp = "smtp://127.0.0.1:25"
+from = "billing@example.com"
+to = "team@example.com"
+subject = "Invoice"
+text = "Paid."
+"""
+COMMAND = """
+[destinations.a]
+kind = "command"
+argv = ["/bin/sh"]
+"""
+
+
+def sending(send: str = 'send = [{ to = "a" }]') -> str:
+    """A rule with this line and no effect, and the destination `a`."""
+    return SOURCE + HTTP + RULE_THAT_SENDS.replace('send = [{ to = "a" }]', send)
+
+
+def destination(table: str, more: str, without: str, values: dict[str, str]) -> str:
+    """A destination that a rule sends to, with other values, another line, or without one."""
+    lines = []
+    for line in table.splitlines():
+        key = line.partition(" = ")[0]
+        if key != without:
+            lines.append(f"{key} = {values[key]}" if key in values else line)
+    return "\n".join([SOURCE, RULE_THAT_SENDS, *lines, more])
+
+
+def http(more: str = "", *, url: str = "", without: str = "") -> str:
+    return destination(HTTP, more, without, {"url": url} if url else {})
+
+
+def email(more: str = "", *, without: str = "", sender: str = "", **texts: str) -> str:
+    texts |= {"from": sender} if sender else {}
+    return destination(EMAIL, more, without, {key: f'"{text}"' for key, text in texts.items()})
+
+
+def command(more: str = "", *, argv: str = "", without: str = "") -> str:
+    return destination(COMMAND, more, without, {"argv": argv} if argv else {})
+
+
+def preparing(mode: str, more: str = "") -> str:
+    return (
+        f'handlers = "handlers.py"{SOURCE}mode = "{mode}"\n{GITHUB}'
+        f'[[rules]]\noperation = "a"\nsource = ["stripe"{more}]\non = ["*"]\n'
+        'prepare = "fetch"\ncall = "f"\n'
+    )
+
+
 def unsigned(more: str) -> str:
     text = RULE.replace('"stripe"', '"github"').replace('subject = "data.object.id"\n', "")
     return GITHUB + text + more
@@ -592,15 +830,23 @@ def unsigned(more: str) -> str:
 BAD: list[tuple[str, str]] = [
     # keys
     ('databse = "x"\n' + SOURCE, "databse: unknown key (did you mean database?)"),
-    ('"a b" = 1\n' + SOURCE, '"a b": unknown key (there are: database, handlers, env_file'),
+    ('"a b" = 1\n' + SOURCE, '"a b": unknown key (known here: database, handlers, env_file'),
     (server("admni = 1"), "server.admni: unknown key (did you mean admin?)"),
     (source("secret = 1"), "sources.stripe.secret: unknown key (did you mean secrets?)"),
-    (source("api = {}"), "sources.stripe.api: unknown key"),
-    (source("retention = {}"), "sources.stripe.retention: unknown key"),
-    (rule("send = []"), "rules[0].send: unknown key"),
+    (source("api = {}"), "sources.stripe.api.key: is missing"),
+    (source('api = { key = "sk_live_1" }'), "sources.stripe.api.key"),
+    (source('api = { key = "env:NOT_SET" }'), "sources.stripe.api.key: environment variable"),
+    (source("retention = { days = 1 }"), "sources.stripe.retention.days: unknown key"),
+    (source("retention = { payload_days = 0 }"), "sources.stripe.retention.payload_days"),
+    (source("retention = { ignored = 1 }"), "sources.stripe.retention.ignored"),
+    (rule("sned = []"), "rules[0].sned: unknown key (did you mean send?)"),
     (rule("project = {}"), "rules[0].project: unknown key"),
-    (SOURCE + "[worker]\n", "worker: unknown key"),
-    (SOURCE + "[destinations.a]\n", "destinations: unknown key"),
+    (worker("thread = 2"), "worker.thread: unknown key (did you mean threads?)"),
+    (http("jsn = {}"), "destinations.a.jsn: unknown key (did you mean json?)"),
+    (http('argv = ["a"]'), "destinations.a.argv: unknown key (known here: kind, url, method, "),
+    (email('url = "x"'), "destinations.a.url: unknown key (known here: kind, smtp, from, to, sub"),
+    (email("idempotent_for_s = 5"), "destinations.a.idempotent_for_s: unknown key"),
+    (command('secret = "env:A"'), "destinations.a.secret: unknown key (known here: kind, argv, "),
     # top
     ("database = 5" + SOURCE, "database: expected a string, got an integer"),
     ('database = ""' + SOURCE, "database: is empty or has a control character"),
@@ -673,13 +919,12 @@ BAD: list[tuple[str, str]] = [
     (source("gzip = 1"), "sources.stripe.gzip: expected true or false, got an integer"),
     (source('allow_ips = ["x"]'), "sources.stripe.allow_ips: 'x' is no address or network; write"),
     (source('public_url = "x"'), "sources.stripe.public_url: is not the address of a web server"),
-    (source('mode = "queued"'), "mode: queued needs the worker, which this version does not have"),
     (source('mode = "async"'), 'sources.stripe.mode: expected "sync" or "queued", got \'async\''),
     # rules
     (without("operation"), "rules[0].operation: is missing; name the business change"),
     (without("source"), "rules[0].source: is missing; name a source"),
     (without("on"), "rules[0].on: is missing; list the event types"),
-    (without("grant"), "rules[0]: has no effect; add one of grant, reverse, link, record, sql, c"),
+    (without("grant"), "rules[0]: needs an effect or send; add one of grant, reverse, link, reco"),
     (rule('sql = ["select 1"]'), "rules[0]: has grant and sql; keep one, and write a rule"),
     (SOURCE + RULE.replace('"initial-credit-grant"', '"Grant it"'), "operation: expected a name"),
     (SOURCE + RULE.replace('"stripe"', '"strpe"'), "no source 'strpe' (did you mean stripe?)"),
@@ -781,7 +1026,160 @@ BAD: list[tuple[str, str]] = [
     (rule("sql = ['a', \"'{b}'\"]", effect=True), "rules[0].sql[1]: has a {...} within quotes"),
     (rule("call = 'f'", effect=True), "rules[0].call: needs a file of functions; set handlers ="),
     (rule("call = 'f()'", effect=True), "rules[0].call: is not a function's name; write that of"),
+    # what is sent
+    (rule("send = []"), 'rules[0].send: expected 1 to 20 tables; write [{ to = "NAME" }]'),
+    (rule('send = "a"'), "rules[0].send: expected a list, got a string"),
+    (sending("send = ['a']"), "rules[0].send[0]: expected a table, got a string; write { to = "),
+    (sending("send = [{}]"), "rules[0].send[0].to: is missing; name a destination"),
+    (sending("send = [{ to = 5 }]"), "rules[0].send[0].to: expected a string, got an integer"),
+    (sending('send = [{ to = "a", nme = "b" }]'), "rules[0].send[0].nme: unknown key (did you"),
+    (sending('send = [{ to = "a", name = "" }]'), "rules[0].send[0].name: expected a name of"),
+    (sending(f"send = {'[' + '{ to = `a` },' * 21 + ']'}".replace("`", '"')), "expected 1 to 20 t"),
+    (sending('send = [{ to = "a" }, { to = "aa" }]'), "send[1].to: there is no destination 'aa' ("),
+    (rule('send = [{ to = "b" }]'), "there is no destination 'b' (there are: none); add [destin"),
+    (rule("prepare = 'f'"), "rules[0].prepare: hands its result to a function; add call, or"),
+    (rule("prepare = 'f()'"), "rules[0].prepare: is not a function's name; write that of one"),
+    (rule("prepare = 5"), "rules[0].prepare: expected a string, got an integer"),
+    # worker
+    ("worker = 5" + SOURCE, "worker: expected a table, got an integer"),
+    (worker('run = "on"'), 'worker.run: expected "inside", "separate" or "off", got \'on\''),
+    (worker("threads = 0"), "worker.threads: expected 1 to 32"),
+    (worker("threads = 33"), "worker.threads: expected 1 to 32"),
+    (worker("attempts_max = 0"), "worker.attempts_max: expected 1 to 10000"),
+    (worker("attempts_max = 10001"), "worker.attempts_max: expected 1 to 10000"),
+    (worker("age_max_s = 59"), "worker.age_max_s: expected 60 to 31536000"),
+    (worker("age_max_s = 31536001"), "worker.age_max_s: expected 60 to 31536000"),
+    (worker("backoff_first_s = 0"), "worker.backoff_first_s: expected 1 to 86400"),
+    (worker("backoff_max_s = 86401"), "worker.backoff_max_s: expected 1 to 86400"),
+    (worker("backoff_max_s = 4"), "worker.backoff_first_s: 5 is more than backoff_max_s, 4; low"),
+    # destinations
+    ("destinations = 5" + SOURCE, "destinations: expected a table, got an integer"),
+    (SOURCE + "[destinations]\na = 5", "destinations.a: expected a table, got an integer"),
+    (SOURCE + "[destinations.'A b']\nkind = 'http'", 'destinations."A b": expected a name of at'),
+    (SOURCE + "[destinations.a]", 'destinations.a.kind: is missing; write "http", "email" or "c'),
+    (
+        SOURCE + '[destinations.a]\nkind = "slack"',
+        'a.kind: expected "http", "email" or "command", got \'slack\'',
+    ),
+    (http(without="url"), "destinations.a.url: is missing; write https://example.com/path, or env"),
+    (http(url="5"), "destinations.a.url: expected a string, got an integer"),
+    (http(url='"example.com/in"'), "destinations.a.url: is not the address of a web server; write"),
+    (http(url='"ftp://example.com"'), "destinations.a.url: is not the address of a web server"),
+    (http(url='"https://"'), "destinations.a.url: is not the address of a web server"),
+    (http(url='"https://a b.com/"'), "destinations.a.url: is not the address of a web server"),
+    (http(url='"https://[x/"'), "destinations.a.url: is not the address of a web server"),
+    (http(url='"https://a:70000/"'), "destinations.a.url: is not the address of a web server"),
+    (http(url='"https://{host}/"'), "destinations.a.url: is not the address of a web server"),
+    (http(url='"https://a.com/{id}"'), "destinations.a.url: can't take anything from the event"),
+    (http(url='"https://a.com/#b"'), "destinations.a.url: may not have a fragment"),
+    (http(url='"unix:/run/app.sock"'), "destinations.a.url: names a unix socket, which is not"),
+    (http(url=f'"https://a.com/{"x" * 2_000}"'), "a.url: is longer than 2000 characters; shorten"),
+    (http('method = "GET"'), 'destinations.a.method: expected "POST" or "PUT", got \'GET\''),
+    (http("json = 5"), "destinations.a.json: expected a table, got an integer; write what is sent"),
+    (http('json = { a = "{b" }'), "destinations.a.json: has a { without its }"),
+    (http("json = { a = 2024-01-01 }"), "destinations.a.json: holds something that JSON has no"),
+    (http("headers = []"), "destinations.a.headers: expected a table, got a list"),
+    (http("headers = { a = 5 }"), "destinations.a.headers.a: expected a string, got an integer"),
+    (http('headers = { a = "{b" }'), "destinations.a.headers.a: has a { without its }"),
+    (http('headers = { a = "b\\r\\nc" }'), "destinations.a.headers.a: is empty or has a control"),
+    (http('headers = { "a b" = "c" }'), 'a.headers."a b": is not the name of a header; write'),
+    (
+        http('headers = { Host = "c" }'),
+        "destinations.a.headers.Host: is written by Receiver itself",
+    ),
+    (http('headers = { idempotency-key = "c" }'), "a.headers.idempotency-key: is written by Rece"),
+    (http('headers = { X-A = "b", x-a = "c" }'), "destinations.a.headers.x-a: stands there twice"),
+    (
+        http(f"headers = {{ {', '.join(f'a{i} = `b`' for i in range(21))} }}".replace("`", '"')),
+        "destinations.a.headers: has more than 20; remove some",
+    ),
+    (http("timeout_s = 0"), "a.timeout_s: expected more than 0 and at most 300 seconds"),
+    (http("timeout_s = 301"), "a.timeout_s: expected more than 0 and at most 300 seconds"),
+    (http("timeout_s = true"), "a.timeout_s: expected a number of seconds, got true or false"),
+    (email("timeout_s = 301"), "a.timeout_s: expected more than 0 and at most 300 seconds"),
+    (command("timeout_s = 3601"), "a.timeout_s: expected more than 0 and at most 3600 seconds"),
+    (http('ambiguous = "maybe"'), 'a.ambiguous: expected "retry" or "review", got \'maybe\''),
+    (http("idempotent_for_s = 0"), "destinations.a.idempotent_for_s: expected 1 to 31536000"),
+    (
+        http('idempotent_for_s = 5\nambiguous = "retry"'),
+        "destinations.a.ambiguous: retry goes on for ever, idempotent_for_s only so long; leave",
+    ),
+    (http("attempts_max = 0"), "destinations.a.attempts_max: expected 1 to 10000"),
+    (email(without="smtp"), "destinations.a.smtp: is missing; write env:NAME, file:/path or cred"),
+    (email(without="from"), "destinations.a.from: is missing; write the address that mail comes"),
+    (email(without="to"), "destinations.a.to: is missing; write an address, or {a.path} to one in"),
+    (email(without="subject"), "destinations.a.subject: is missing; write the line that the mail"),
+    (email(without="text"), "destinations.a.text: is missing; write what the mail says"),
+    (email(smtp="mail.example.com:587"), "a.smtp: is not the address of a mail server; write smtp"),
+    (email(smtp="https://example.com"), "destinations.a.smtp: is not the address of a mail server"),
+    (email(smtp="smtp://user:a/b@example.com"), "destinations.a.smtp: is not the address of a ma"),
+    (email(smtp="smtp://example.com/x"), "destinations.a.smtp: has something behind the host"),
+    (email(smtp="smtp://example.com?x"), "destinations.a.smtp: has something behind the host"),
+    (email(smtp="smtp://user@example.com"), "a.smtp: has a user or a password without the other"),
+    (email(smtp="smtp://:b@example.com"), "a.smtp: has a user or a password without the other"),
+    (email(smtp=f"smtp://{'x' * 2_000}"), "a.smtp: is longer than 2000 characters; shorten"),
+    (email(sender="billing"), "destinations.a.from: is no mail address (write one, as in"),
+    (email(sender="a@b.com, c@d.com"), "destinations.a.from: is no mail address (write one"),
+    (email(sender="{data.email}"), "destinations.a.from: can't take anything from the event"),
+    (email(sender="env:SENDER"), "destinations.a.from: is no mail address (write one"),
+    (email(sender="a@b.com\\n"), "destinations.a.from: is empty or has a control character"),
+    (email(sender=f"{'a' * 64}@{'b' * 63}.{'c.' * 70}com"), "a.from: is an address of more than"),
+    (email(to="team"), "destinations.a.to: is no mail address (write one, as in ann@"),
+    (email(to="{a"), "destinations.a.to: has a { without its }"),
+    (email(to="env:TEAM"), "destinations.a.to: is no mail address (write one"),
+    (email(subject="a\\nBcc: x@y.com"), "a.subject: is empty or has a control character"),
+    (email(text=" \\n"), "destinations.a.text: is empty; write a text"),
+    (email(subject="x" * 501), "destinations.a.subject: is longer than 500 characters; shorten"),
+    (email(text="{a"), "destinations.a.text: has a { without its }"),
+    (command(without="argv"), 'destinations.a.argv: is missing; write ["/path/to/program", "an'),
+    (command(argv="'deploy'"), "destinations.a.argv: expected a list, got a string"),
+    (command(argv="[]"), "destinations.a.argv: expected 1 to 100 texts, the program and its"),
+    (command(argv=f"{['a'] * 101}"), "destinations.a.argv: expected 1 to 100 texts"),
+    (command(argv="['a', 5]"), "destinations.a.argv: expected a list of strings, none of them"),
+    (command(argv="['a', '{b']"), "destinations.a.argv[1]: has a { without its }"),
+    (command(argv='["a", "b\\u0000"]'), "destinations.a.argv[1]: has a character that no program"),
+    (command(argv="['/bin/{a}']"), "destinations.a.argv[0]: is the program, which no event may"),
+    (command(argv="['{a}']"), "destinations.a.argv[0]: is the program, which no event may choose"),
+    (command(argv="['./deploy']"), "a.argv[0]: is neither a program's name nor a path from / on"),
+    (command(argv="['bin/deploy']"), "a.argv[0]: is neither a program's name nor a path from / on"),
+    (command(argv="['deploy --now']"), "and each argument as an item of its own"),
+    (command(argv="['/usr/bin/']"), "a.argv[0]: is neither a program's name nor a path from / on"),
     # tables together
+    (
+        worker('run = "off"') + 'mode = "queued"',
+        'sources.stripe.mode: queued needs the worker, but worker.run is "off"; write "sync"',
+    ),
+    (
+        preparing("sync"),
+        "rules[0].prepare: runs before the event is applied, and stripe applies its events at on",
+    ),
+    (
+        preparing("queued", more=', "github"'),
+        'and github applies its events at once; write mode = "queued" in [sources.github]',
+    ),
+    (
+        sending('send = [{ to = "a" }, { to = "a" }]'),
+        "rules[0].send: initial-credit-grant sends to a already, in rules[0]; a second message",
+    ),
+    (
+        sending('send = [{ to = "a", name = "b" }]')
+        + RULE_THAT_SENDS.replace("}", ', name = "b" }'),
+        "rules[1].send: initial-credit-grant sends to a under the name b already, in rules[0]; a",
+    ),
+    (
+        sending("link = { customer = 'a', workspace = 'b' }\nsend = [{ to = 'a' }]"),
+        "rules[0].send: can't stand beside link; write a rule with send of its own",
+    ),
+    (
+        SOURCE + RULE + RULE_THAT_SENDS + HTTP,
+        "rules[1].operation: initial-credit-grant is also that of rules[0], which has another eff",
+    ),
+    (
+        sending()
+        + "[[rules]]\noperation = 'b'\nsource = 'stripe'\non = ['a']\n"
+        + "reverse = { operation = 'initial-credit-grant', subject = 'a' }",
+        "rules[1].reverse.operation: no rule of stripe grants initial-credit-grant (there are: no",
+    ),
     (
         SOURCE + GITHUB.replace("scheme", 'identity = "stripe"\nscheme'),
         "sources.github.identity: stripe is that of sources.stripe, which has another scheme",
@@ -858,6 +1256,47 @@ def test_a_bad_secret_is_refused_without_being_shown(
     assert "bm90IGEgcmVhbCBzZWNyZXQ" not in "".join(problems)
 
 
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (http('secret = "hunter2"'), "destinations.a.secret: is not a reference: write env:NAME"),
+        (http(f'secret = "{KEY}"'), "destinations.a.secret: is not a reference: write env:NAME"),
+        (http(f'secret = "env:{KEY}"'), "destinations.a.secret: has the secret itself behind env:"),
+        (http('secret = "env:NONE"'), "a.secret: environment variable NONE is not set (set it, or"),
+        (
+            http('secret = "env:PLAIN"'),
+            "destinations.a.secret: env:PLAIN must start with whsec_; w",
+        ),
+        (http('secret = "env:V1"'), "destinations.a.secret: env:V1 must start with whsec_: v1, st"),
+        (http("secret = 5"), "destinations.a.secret: expected a string, got an integer"),
+        (http(url='"env:NONE"'), "destinations.a.url: environment variable NONE is not set"),
+        (http(url='"env:PLAIN"'), "destinations.a.url: is not the address of a web server; write"),
+        (http(url='"env:LINES"'), "destinations.a.url: is not the address of a web server; write"),
+        (http(url='"evn:hunter2"'), "destinations.a.url: is not the address of a web server"),
+        (http(url='"https://a.com/hunter2#x"'), "destinations.a.url: may not have a fragment"),
+        (email(smtp="env:NONE"), "destinations.a.smtp: environment variable NONE is not set"),
+        (email(smtp="env:PLAIN"), "destinations.a.smtp: is not the address of a mail server"),
+        (email(smtp="env:SLASH"), "destinations.a.smtp: is not the address of a mail server"),
+        (email(smtp="env:HASH"), "destinations.a.smtp: is not the address of a mail server; wri"),
+    ],
+)
+def test_a_bad_secret_of_a_destination_is_refused_without_being_shown(
+    tmp_path: Path, text: str, problem: str
+) -> None:
+    problems = refused(
+        tmp_path,
+        text,
+        PLAIN="hunter2!",
+        V1=f"v1,{KEY}",
+        LINES="https://a.com/hunter2\nx",
+        SLASH="smtp://user:hunter2/x@example.com",
+        HASH="smtp://user:hunter2#x@example.com",
+    )
+
+    assert any(problem in one for one in problems), problems
+    assert not re.search("hunter2|QUJD", "".join(problems))
+
+
 @pytest.mark.parametrize("value", [SECRET, "whsec_" + "QUJD" * 8])
 def test_a_secret_of_standard_webhooks_that_decodes_is_taken(tmp_path: Path, value: str) -> None:
     settings = taken(tmp_path, secrets('"env:A"', "standard-webhooks"), A=value)
@@ -887,15 +1326,73 @@ WARNED = [
         'enc = "hex", signed = "{url}{body}", event_id = "json:/id" }',
         "sources.a.public_url: is not set, but the sender signs its URL; set it",
     ),
+    (http(url='"http://example.com/"'), "destinations.a.url: is http:// to another machine"),
+    (http(url='"http://10.0.0.1/"'), "destinations.a.url: is http:// to another machine"),
+    (http(url='"env:HTTP"'), "destinations.a.url: is http:// to another machine, so anyone on"),
+    (http(url='"https://u:hunter2@a.com/"'), "destinations.a.url: seems to hold a secret; keep"),
+    (http(url='"https://a.com/?key=hunter2"'), "destinations.a.url: seems to hold a secret; keep"),
+    (http(url='"https://a.com/?a=hunter2hunter2hunter2"'), "a.url: seems to hold a secret; keep"),
+    (http(url='"https://a.com/T0/hunter2hunter2hunter2"'), "a.url: seems to hold a secret; keep"),
+    (email(smtp="smtp://u:hunter2@a.com:587"), "destinations.a.smtp: seems to hold a secret; keep"),
+    (http('secret = "env:STRIPE_WEBHOOK_SECRET"'), "is a key of 17 bytes, which is short; make"),
+    (http('headers = { Authorization = "hunter2" }'), "a.headers.Authorization: is kept in the d"),
+    (command(argv="['/no/such']"), "destinations.a.argv[0]: /no/such is no program that this user"),
+    (command(argv="['no-such-program']"), "a.argv[0]: no-such-program is no program that this us"),
+    (worker('run = "off"') + HTTP, "worker.run: is off, so messages wait in the outbox; turn it"),
+    (SOURCE + HTTP, "destinations.a: no rule sends to it; name it in a rule's send, or remove it"),
+    (
+        email(text="{_grant.amount} more"),
+        "rules[0].send: destinations.a takes _grant, but this rule grants nothing",
+    ),
+    (
+        http('json = { a = "{_workspace}" }'),
+        "rules[0].send: destinations.a takes _workspace, but this rule has no customer",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("text", "warning"), WARNED, ids=[warning[:50] for _, warning in WARNED])
 def test_it_is_warned_of_and_taken(tmp_path: Path, text: str, warning: str) -> None:
-    settings = taken(tmp_path, text, SPACED=f" {SECRET}", PLAIN="hunter2")
+    settings = taken(
+        tmp_path, text, SPACED=f" {SECRET}", PLAIN="hunter2", HTTP="http://hunter2.example.com"
+    )
 
     assert any(warning in one for one in settings.warnings), settings.warnings
     assert "hunter2" not in "".join(settings.warnings)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        http(url='"http://127.0.0.1:3000/in"'),
+        http(url='"http://[::1]:3000/in"'),
+        http(url='"http://localhost/in"'),
+        http(url='"https://ntfy.sh"'),
+        http(url='"https://api.example.com/v1/customers?source=receiver"'),
+        http(url='"env:SLACK_WEBHOOK_URL"'),
+        http('json = ["{id}", true, 1]'),
+        http('json = "{data.object}"'),
+        http('headers = { X-A = "{id}" }\nmethod = "PUT"\ntimeout_s = 300'),
+        email(smtp="smtps://mail.example.com:465"),
+        email(smtp="env:SMTP_URL"),
+        email(sender="Jörg, Acme <a@b.com>"),
+        email(to="Team <team@example.com>"),
+        email(to="{data.object.email}", text="a\\nb"),
+        command(argv="['sh', '-c', 'exit']"),
+        command(argv="['/bin/sh', '{a.b}', 'a b']", more="idempotent_for_s = 60"),
+        worker('run = "off"'),
+    ],
+)
+def test_it_is_taken_without_a_warning(tmp_path: Path, text: str) -> None:
+    assert taken(tmp_path, text).warnings == ()
+
+
+def test_a_handler_may_send_where_no_rule_does(tmp_path: Path) -> None:
+    (tmp_path / "handlers.py").touch()
+
+    settings = taken(tmp_path, preparing("queued") + HTTP)
+
+    assert settings.warnings == ()
 
 
 def test_a_rule_of_an_unsigned_source_may_leave_its_subject_out(tmp_path: Path) -> None:
@@ -927,6 +1424,25 @@ def test_one_mistake_does_not_cause_others(tmp_path: Path) -> None:
         "rules[0].grant.unit",
         "rules[0].grant.amount",
     ]
+
+
+def test_a_broken_destination_is_told_once_and_whole(tmp_path: Path) -> None:
+    text = SOURCE + RULE_THAT_SENDS + '[destinations.a]\nkind = "email"\nfrom = 5\ntimeout_s = 0'
+
+    problems = refused(tmp_path, text)
+
+    assert [problem.partition(": ")[0] for problem in problems] == [
+        f"destinations.a.{key}" for key in ("smtp", "to", "subject", "text", "from", "timeout_s")
+    ]
+
+
+def test_a_broken_effect_beside_send_is_told_once(tmp_path: Path) -> None:
+    text = SOURCE + RULE + HTTP + RULE.replace('unit = "credits"', "unit = 5")
+    text += 'send = [{ to = "a" }]\n'
+
+    problems = refused(tmp_path, text)
+
+    assert [problem.partition(": ")[0] for problem in problems] == ["rules[1].grant.unit"]
 
 
 # The file itself
@@ -978,7 +1494,22 @@ def test_a_byte_order_mark_and_windows_line_ends_are_taken(tmp_path: Path) -> No
 # Anything at all
 
 KEYS = sorted(set(re.findall(r"[a-z_]{2,}", WHOLE)) | {"send", "app", "A b", "", "gt", "matches"})
-TEXTS = [*KEYS, "env:A", "file:x", "127.0.0.1:1", "{a", "a[", "sql {a}", "unix:", "\0", "v1,whsec_"]
+TEXTS = [
+    *KEYS,
+    "env:A",
+    "https://a/",
+    "smtp://a",
+    "a@b",
+    "{_grant.a}",
+    "file:x",
+    "127.0.0.1:1",
+    "{a",
+    "a[",
+    "sql {a}",
+    "unix:",
+    "\0",
+    "v1,whsec_",
+]
 scalars = (
     st.booleans()
     | st.integers()
@@ -1095,3 +1626,19 @@ def test_structures_are_msgspec_structs_that_compare(tmp_path: Path) -> None:
 
     assert changed != settings.server
     assert settings.server == taken(tmp_path, SOURCE).server
+
+
+def test_an_api_and_a_retention_are_read_and_what_waits_is_said(tmp_path: Path) -> None:
+    settings = taken(
+        tmp_path,
+        source(
+            'api = { key = "env:STRIPE_WEBHOOK_SECRET", base_url = "http://127.0.0.1:9" }\n'
+            "retention = { payload_days = 90, ignored = false }"
+        ),
+    )
+
+    stripe = settings.sources["stripe"]
+    assert stripe.api is not None
+    assert stripe.api.base_url == "http://127.0.0.1:9"
+    assert (stripe.retention.payload_days, stripe.retention.ignored) == (90, False)
+    assert len([one for one in settings.warnings if "not used by this version yet" in one]) == 2

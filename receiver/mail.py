@@ -1,0 +1,95 @@
+"""Judges addresses and subjects, and composes the message that is mailed."""
+
+import re
+from datetime import UTC, datetime
+from email import policy
+from email.headerregistry import Address
+from email.message import EmailMessage
+
+from receiver.select import Unjudgeable
+
+#: Characters of an address (RFC 5321, 4.5.3.1), of its display name and of a subject.
+LOCAL_CHARS_MAX = 64
+ADDRESS_CHARS_MAX = 254
+DISPLAY_CHARS_MAX = 200
+SUBJECT_CHARS_MAX = 500
+
+
+class Mail(EmailMessage):
+    """Seven-bit safe, whatever its language, so that every server takes it."""
+
+    def __init__(self) -> None:
+        super().__init__(policy.SMTP.clone(cte_type="7bit"))
+
+
+def compose(*, sender: str, to: str, subject: str, text: str, name: str, created_ms: int) -> Mail:
+    """The message, the same for the same arguments; `name` becomes its Message-ID.
+
+    Raises Unjudgeable for an address or a subject that `address` or `subject` refuses.
+    """
+    author = address(sender, "from")
+    message = Mail()
+    message["From"] = author
+    message["To"] = address(to, "to")
+    message["Subject"] = one_line_text(subject, "subject")
+    message["Date"] = datetime.fromtimestamp(created_ms // 1000, UTC)
+    message["Message-ID"] = f"<{name}@{author.domain}>"
+    # Keeps out-of-office notes from answering (RFC 3834).
+    message["Auto-Submitted"] = "auto-generated"
+    # Mail has no other control characters than these in plain text.
+    message.set_content(text, cte="quoted-printable" if _ODD.search(text) else None)
+    return message
+
+
+def address(text: str, where: str) -> Address:
+    """One mailbox, as `ann@example.com` or `Ann <ann@example.com>`; raises Unjudgeable.
+
+    One, so that a value taken from an event can't add recipients.
+    """
+    found = _MAILBOX.fullmatch(one_line_text(text, where).strip())
+    if found is None:
+        raise Unjudgeable(where, "is no mail address")
+    spec = (found["bracketed"] or found["bare"]).strip()
+    local, at, domain = spec.rpartition("@")
+    if not at or not _LOCAL.fullmatch(local) or len(local) > LOCAL_CHARS_MAX:
+        raise Unjudgeable(where, "is no mail address (write one, as in ann@example.com)")
+    spec = f"{local}@{_ascii(domain, where)}"
+    if len(spec) > ADDRESS_CHARS_MAX:
+        raise Unjudgeable(where, f"is an address of more than {ADDRESS_CHARS_MAX} characters")
+    display = (found["name"] or "").strip().strip('"')
+    if len(display) > DISPLAY_CHARS_MAX:
+        raise Unjudgeable(where, f"has a name of more than {DISPLAY_CHARS_MAX} characters")
+    return Address(display_name=display, addr_spec=spec)
+
+
+def subject(text: str, where: str) -> None:
+    """Raises Unjudgeable for what can't be a subject."""
+    if len(one_line_text(text, where)) > SUBJECT_CHARS_MAX:
+        raise Unjudgeable(where, f"is longer than {SUBJECT_CHARS_MAX} characters")
+
+
+def one_line_text(text: str, where: str) -> str:
+    """The text itself; raises Unjudgeable if it could end a header line and begin another."""
+    if _CONTROL.search(text):
+        raise Unjudgeable(where, "holds a line break or another control character")
+    return text
+
+
+def _ascii(domain: str, where: str) -> str:
+    try:
+        name = domain.encode("idna").decode()
+    except UnicodeError as error:
+        raise Unjudgeable(where, "has a domain that is no name") from error
+    if not _DOMAIN.fullmatch(name):
+        raise Unjudgeable(where, "has a domain that is no name")
+    return name
+
+
+# With what Python's own splitlines() takes for the end of a line, and halves of surrogate pairs.
+_CONTROL = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u2028\\u2029\\ud800-\\udfff]")
+_ODD = re.compile("[\\x00-\\x08\\x0b-\\x0c\\x0e-\\x1f\\x7f]")
+_MAILBOX = re.compile(r"(?P<name>[^<>]*)<(?P<bracketed>[^<>]*)>|(?P<bare>[^<>]*)")
+_ATOM = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+"
+_LOCAL = re.compile(rf"{_ATOM}(?:\.{_ATOM})*", re.ASCII)
+_LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+_DOMAIN = re.compile(rf"{_LABEL}(?:\.{_LABEL})*", re.ASCII)
