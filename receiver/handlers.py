@@ -27,6 +27,10 @@ RECORD_BYTES_MAX = 65_536
 MODULE = "receiver_handlers"
 
 
+#: Owes a message: destination, name, and what the handler says in it.
+Owe = Callable[[str, str, object], bool]
+
+
 class HandlersError(Exception):
     """handlers.py can't be used; the message says why."""
 
@@ -34,7 +38,8 @@ class HandlersError(Exception):
 class HandlerEvent(msgspec.Struct, frozen=True):
     """The event as a handler sees it; `body` is the decoded JSON.
 
-    `subject` and `workspace` are what the rule found (workspace: None without a `customer`).
+    `subject` and `workspace` are what the rule found (workspace: None without a `customer`;
+    a prepare function runs before both). `prepared` is what the prepare function gave.
     """
 
     source: str
@@ -43,8 +48,9 @@ class HandlerEvent(msgspec.Struct, frozen=True):
     type: str
     received_ms: int
     body: Any
-    subject: str
-    workspace: str | None
+    subject: str = ""
+    workspace: str | None = None
+    prepared: Any = None
 
 
 class HandlerTx:
@@ -55,10 +61,11 @@ class HandlerTx:
     False where its change was made before, and raises Park or Quarantine as a rule would.
     """
 
-    __slots__ = ("_key", "_row", "_thread", "_tx", "_until")
+    __slots__ = ("_key", "_owe", "_row", "_thread", "_tx", "_until")
 
-    def __init__(self, tx: Tx, key: Key, row: int) -> None:
+    def __init__(self, tx: Tx, key: Key, row: int, owe: Owe) -> None:
         self._tx: Tx | None = tx
+        self._owe = owe
         self._key = key
         self._row = row
         self._thread = threading.get_ident()
@@ -130,6 +137,14 @@ class HandlerTx:
         """The workspace linked to a customer of this source and account, or None."""
         return links.workspace(self._open(), self._key.source, self._key.account, customer)
 
+    def send(self, to: str, *, name: str = "", data: object = None) -> bool:
+        """Owe a message to a destination, once for (subject, operation, destination, name).
+
+        Its templates see `data` as `_message.data`. It is sent after the commit, by the worker.
+        """
+        self._open()
+        return self._owe(to, name and effects.check_name("name", name), data)
+
     def sql(self, statement: str, parameters: Sequence[Value] = ()) -> list[tuple[Value, ...]]:
         """Run a statement on the app's own tables, `?` bound to `parameters`; all its rows."""
         return founder.execute(self._open(), statement, parameters, self._until)
@@ -153,7 +168,7 @@ class HandlerTx:
         self._tx = None
 
 
-Handler = Callable[[HandlerEvent, HandlerTx], object]
+Handler = Callable[..., object]
 
 
 class Handlers:
@@ -175,8 +190,8 @@ class Handlers:
         }
         return cls(functions)
 
-    def problem(self, name: str) -> str | None:
-        """Why a rule can't call this function, or None."""
+    def problem(self, name: str, parameters: Sequence[str]) -> str | None:
+        """Why a rule can't call this function with these parameters, or None."""
         function = self.functions.get(name)
         if function is None:
             known = ", ".join(sorted(self.functions)) or "none"
@@ -184,28 +199,32 @@ class Handlers:
         if inspect.iscoroutinefunction(function):
             return f"{name} is async: a handler runs inside the transaction, so it can't wait"
         try:
-            inspect.signature(function).bind(None, None)
+            inspect.signature(function).bind(*parameters)
         except TypeError:
-            return f"{name} must take two arguments: (event, tx)"
+            return f"{name} must take ({', '.join(parameters)})"
         return None
 
+    def prepare(self, name: str, event: Event) -> object:
+        """Run a prepare function; raises whatever it raises."""
+        return self.functions[name](_seen(event))
+
     def call(
-        self, name: str, tx: Tx, event: Event, key: Key, workspace: str | None, row: int
+        self,
+        name: str,
+        tx: Tx,
+        event: Event,
+        key: Key,
+        workspace: str | None,
+        row: int,
+        *,
+        prepared: object,
+        owe: Owe,
     ) -> None:
         """Run a function on the event; raises whatever it raises."""
-        seen = HandlerEvent(
-            event.source,
-            event.account,
-            event.event_id,
-            event.type,
-            event.received_ms,
-            event.document,
-            key.subject,
-            workspace,
-        )
-        handler_tx = HandlerTx(tx, key, row)
+        handler_tx = HandlerTx(tx, key, row, owe)
         process = os.getpid()
         try:
+            seen = _seen(event, key.subject, workspace, prepared)
             result = self.functions[name](seen, handler_tx)
         finally:
             if os.getpid() != process:
@@ -218,12 +237,32 @@ class Handlers:
             raise TypeError(f"{name} returned a {type(result).__name__}: none of it has run")
 
 
-def place_of(error: BaseException) -> str:
-    """file:line where a handler failed: its own last line, or the last one of all."""
+def _seen(
+    event: Event, subject: str = "", workspace: str | None = None, prepared: object = None
+) -> HandlerEvent:
+    return HandlerEvent(
+        event.source,
+        event.account,
+        event.event_id,
+        event.type,
+        event.received_ms,
+        event.document,
+        subject,
+        workspace,
+        prepared,
+    )
+
+
+def place_of(error: BaseException, *, own: bool = False) -> str:
+    """` at file:line` of the founder's last own line in an error, or else of the last of all.
+
+    With `own`, nothing is said of lines that are not the founder's.
+    """
     calls = list(traceback.walk_tb(error.__traceback__))
-    own = [call for call in calls if call[0].f_globals.get("__name__") == MODULE]
-    frame, line = (own or calls)[-1]
-    return f"{Path(frame.f_code.co_filename).name}:{line}"
+    founders = [call for call in calls if call[0].f_globals.get("__name__") == MODULE]
+    for frame, line in reversed(founders or ([] if own else calls)):
+        return f" at {Path(frame.f_code.co_filename).name}:{line}"
+    return ""
 
 
 def _import(path: Path) -> ModuleType:

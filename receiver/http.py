@@ -97,8 +97,8 @@ class Limits:
         return (self.head_s, self.head_s, body_s, self.drain_s, self.idle_s, float("inf"))
 
 
-class _OverLimit(Exception):
-    """A request is over a limit; `status` is the answer."""
+class _Refused(Exception):
+    """A request is over a limit or not for us; `status` is the answer."""
 
     def __init__(self, status: int) -> None:
         self.status = status
@@ -407,7 +407,7 @@ class Connection(HttpToolsProtocol):
             return
         except httptools.HttpParserError as error:
             cause = error.__context__
-            self._reject(cause.status if isinstance(cause, _OverLimit) else 400)
+            self._reject(cause.status if isinstance(cause, _Refused) else 400)
             return
         if self.blank_bytes > self.gate.limits.head_bytes_max:
             self._reject(431)
@@ -438,14 +438,14 @@ class Connection(HttpToolsProtocol):
         self.url += url
         self.head_bytes += len(url)
         if self.head_bytes > self.gate.limits.head_bytes_max:
-            raise _OverLimit(414)
+            raise _Refused(414)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         # Called a dozen times a request, hence in one piece.
         limits = self.gate.limits
         self.head_bytes += len(name) + len(value) + 4
         if self.head_bytes > limits.head_bytes_max or len(self.headers) == limits.headers_max:
-            raise _OverLimit(431)
+            raise _Refused(431)
         if not self.in_head:
             return  # a trailer: nothing that we look at may come after the body
         name = name.lower()
@@ -454,7 +454,9 @@ class Connection(HttpToolsProtocol):
         self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        if self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT":
+        if self.parser.should_upgrade():
+            if self.parser.get_method() == b"CONNECT":
+                raise _Refused(400)
             return
         self.in_head = False
         self.blank_bytes = 0
@@ -466,7 +468,7 @@ class Connection(HttpToolsProtocol):
             self._run(exchange)
             return
         if len(self.pipeline) == PIPELINE_MAX:
-            raise _OverLimit(400)
+            raise _Refused(400)
         self.flow.pause_reading()
         self.pipeline.appendleft((exchange, self.app))
 
@@ -512,7 +514,7 @@ class Connection(HttpToolsProtocol):
         if size < PIECE_BYTES_MIN:
             exchange.short_bytes += PIECE_BYTES_MIN - size
             if exchange.short_bytes > PIECES_SHORT_BYTES_MAX:
-                raise _OverLimit(413)
+                raise _Refused(413)
             size = PIECE_BYTES_MIN
         if exchange.response_complete:
             exchange.drained_bytes += size
@@ -605,7 +607,8 @@ class Connection(HttpToolsProtocol):
             return
         self.stage = stage
         gate = self.gate
-        gate.unlist(self)
+        if before is not BUSY:
+            gate.unlist(self)
         if stage is IDLE:
             gate.idle[self] = None
         elif stage is not BUSY:

@@ -2,13 +2,14 @@
 
 import functools
 import logging
-import time
-from collections.abc import Sequence
+import random
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
 
-from receiver import rules
+from receiver import backoff, rules
 from receiver.config import ConfigError, Settings
 from receiver.handlers import Handlers, HandlersError, place_of
 from receiver.said import Park, Quarantine
@@ -25,9 +26,6 @@ logger = logging.getLogger("receiver")
 #: Due events applied in one go, each in its own savepoint.
 DUE_MAX = 100
 
-#: A due time further ahead than this was written before the clock was set back, in ms.
-AHEAD_MS_MAX = 3_600_000
-
 #: Text kept of a reason, in characters.
 REASON_CHARS_MAX = 500
 
@@ -40,11 +38,30 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class Verdict(NamedTuple):
-    """The state an event gets, and why; `fact` is what a parked one waits for."""
+    """The state an event gets, and why; `fact` is what a parked one waits for.
+
+    With a `failure`, in words, the attempt failed, and the state is yet to be decided.
+    """
 
     state: str
     reason: str | None = None
     fact: Fact | None = None
+    failure: str | None = None
+
+
+class Try(NamedTuple):
+    """One attempt at a stored event.
+
+    A `leased` one was counted and written down when the worker took it. `prepared` is what
+    the rules' prepare functions gave, by operation; `workspace` is the operator's attribution.
+    """
+
+    row: int
+    number: int
+    received_ms: int
+    workspace: str | None = None
+    leased: bool = False
+    prepared: Mapping[str, object] = MappingProxyType({})
 
 
 class NotReplayable(Exception):
@@ -52,7 +69,16 @@ class NotReplayable(Exception):
 
 
 #: Of the events in one delivery the worst decides its answer.
-_WORST_LAST = ("duplicate", "ignored", "done", "conflict", "parked", "quarantined", "pending")
+_WORST_LAST = (
+    "duplicate",
+    "ignored",
+    "done",
+    "conflict",
+    "parked",
+    "quarantined",
+    "dead",
+    "pending",
+)
 
 _DONE = Verdict("done")
 
@@ -60,9 +86,15 @@ _DONE = Verdict("done")
 class Processor:
     """Everything that an event is judged by, from start to end: one config, one handlers.py."""
 
-    def __init__(self, settings: Settings, handlers: Handlers) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        handlers: Handlers,
+        random: Callable[[], float] = random.random,
+    ) -> None:
         self.settings = settings
         self.handlers = handlers
+        self.random = random
 
     @classmethod
     def load(cls, settings: Settings) -> "Processor":
@@ -88,19 +120,17 @@ class Processor:
 
     def keep(self, tx: Tx, why: str, *, events: Sequence[Event], request_id: str) -> Outcome:
         """Store events whose effects ended the whole transaction: `pending`, without effects."""
+        outcome = Outcome("duplicate")
         for event in events:
             row = _insert(tx, event, request_id)
-            if row is not None:
-                _fail(tx, row, 0, why)
-                continue
             known = _known(tx, event)
-            if not known.is_final:
-                _fail(tx, known.id, known.attempts, why)
-        return Outcome("pending", retry=True)
+            if row is not None or not known.is_final:
+                outcome = self._fail(tx, _try_of(known), why)
+        return outcome
 
     def due_jobs(self, snapshot: Snapshot, now_ms: int) -> list[Job[Outcome]]:
-        """A job for each event that is due, oldest first, at most DUE_MAX."""
-        rows = inbox.due(snapshot, now_ms, AHEAD_MS_MAX, DUE_MAX)
+        """A job for each event that was released, oldest first, at most DUE_MAX."""
+        rows = inbox.released(snapshot, DUE_MAX)
         return [
             Job(
                 functools.partial(self._apply_due, row=row),
@@ -109,35 +139,64 @@ class Processor:
             for row in rows
         ]
 
-    def replay(self, tx: Tx, row: int) -> Outcome:
+    def replay(
+        self, tx: Tx, row: int, prepared: Mapping[str, object] = MappingProxyType({})
+    ) -> Outcome:
         """Run a stored event again, whatever its state, by the same idempotent path.
 
-        Raises NotReplayable.
+        `prepared` is what `prepare` gave for it. Raises NotReplayable.
         """
         known = inbox.by_row(tx, row)
         if known is None:
             raise NotReplayable(f"there is no event {row}")
-        return self._run(tx, known, stored_event(tx, self.settings, known))
+        this = _try_of(known)._replace(prepared=prepared)
+        return self._run(tx, this, stored_event(tx, self.settings, known))
+
+    def prepare(self, event: Event) -> dict[str, object]:
+        """What the prepare functions of the event's rules give, by operation.
+
+        Outside any transaction, since they may use the network. Raises what they raise.
+        """
+        if event.defect is not None or event.test:
+            return {}
+        return rules.prepare(
+            self.settings.rules_for(event.source, event.type), event, self.handlers
+        )
+
+    def work(self, tx: Tx, known: Row, prepared: Mapping[str, object]) -> Outcome:
+        """Make the attempt that a worker has leased and still holds."""
+        this = _try_of(known, leased=True)._replace(prepared=prepared)
+        try:
+            event = stored_event(tx, self.settings, known)
+        except NotReplayable as error:
+            return self._end(tx, this, Verdict("quarantined", str(error)))
+        return self._run(tx, this, event)
+
+    def fail_work(self, tx: Tx, known: Row, why: str) -> Outcome:
+        """The attempt that a worker has leased, and still holds, failed."""
+        return self._fail(tx, _try_of(known, leased=True), why)
 
     def keep_stored(self, tx: Tx, why: str, row: int) -> Outcome:
         """A stored event ended the whole transaction: it stays `pending`, without effects."""
         known = inbox.by_row(tx, row)
-        if known is not None:
-            _fail(tx, row, known.attempts, why)
-        return Outcome("pending", retry=True)
+        assert known is not None, "events are never deleted"
+        return self._fail(tx, _try_of(known), why)
 
     def _receive(self, tx: Tx, event: Event, request_id: str) -> Outcome:
-        row = _insert(tx, event, request_id)
+        queued = self.settings.sources[event.source].mode == "queued"
+        row = _insert(tx, event, request_id, queued)
         if row is None:
-            return self._receive_again(tx, event, request_id)
+            return self._receive_again(tx, event, request_id, queued)
         if not event.id_signed:
             inbox.mark_same_body(tx, row, event.identity, event.body_sha256)
-        verdict = self._judge(tx, event, row, workspace=None, tried=0)
-        if verdict is not _DONE:
-            _settle(tx, row, verdict)
-        return _outcome(verdict)
+        if queued:
+            return Outcome("pending")
+        this = Try(row, 1, event.received_ms)
+        verdict = self._judge(tx, event, this)
+        # A new event stands as `done` already.
+        return Outcome("done") if verdict is _DONE else self._settled(tx, this, event, verdict)
 
-    def _receive_again(self, tx: Tx, event: Event, request_id: str) -> Outcome:
+    def _receive_again(self, tx: Tx, event: Event, request_id: str, queued: bool) -> Outcome:
         known = _known(tx, event)
         volatile = self.settings.sources[event.source].contract.volatile
         if not _same_content(tx, known, event, volatile):
@@ -148,33 +207,50 @@ class Processor:
             return Outcome("duplicate")
         if known.lease_until_ms is not None and known.lease_until_ms > tx.now_ms:
             return Outcome("pending")
-        return self._run(tx, known, event)
+        if known.lease_until_ms is not None:
+            # Whoever held it never came back.
+            attempts.close(tx, event=known.id)
+        if queued:
+            inbox.make_due(tx, known.id, by_worker=True)
+            return Outcome("pending")
+        return self._run(tx, _try_of(known), event)
 
-    def _run(self, tx: Tx, known: Row, event: Event) -> Outcome:
-        verdict = self._judge(tx, event, known.id, known.workspace, known.attempts)
-        _settle(tx, known.id, verdict)
-        return _outcome(verdict)
+    def _run(self, tx: Tx, this: Try, event: Event) -> Outcome:
+        return self._settled(tx, this, event, self._judge(tx, event, this))
+
+    def _settled(self, tx: Tx, this: Try, event: Event, verdict: Verdict) -> Outcome:
+        outcome = self._end(tx, this, verdict)
+        retention = self.settings.sources[event.source].retention
+        if outcome.word == "ignored" and not retention.ignored:
+            inbox.forget_payload(tx, this.row)
+        return outcome
 
     def _apply_due(self, tx: Tx, row: int) -> Outcome:
         known = inbox.by_row(tx, row)
         if known is None or known.next_attempt_ms is None:
             # A redelivery or the operator came first.
             return Outcome("duplicate")
+        this = _try_of(known)
         try:
             event = stored_event(tx, self.settings, known)
         except NotReplayable as error:
-            inbox.settle(tx, row, "quarantined", str(error))
-            return Outcome("quarantined")
-        return self._run(tx, known, event)
+            return self._end(tx, this, Verdict("quarantined", str(error)))
+        return self._run(tx, this, event)
 
-    def _judge(self, tx: Tx, event: Event, row: int, workspace: str | None, tried: int) -> Verdict:
+    def _judge(self, tx: Tx, event: Event, this: Try) -> Verdict:
         """Make the event's changes, all or none of them, and say how it ends."""
         if event.defect is not None:
             return Verdict("quarantined", event.defect)
         if event.test:
             return Verdict("ignored", "a test event on a live source")
-        case = rules.Case(event, row, workspace, self.handlers)
-        started = time.monotonic()
+        case = rules.Case(
+            event,
+            this.row,
+            this.workspace,
+            self.handlers,
+            self.settings.destinations,
+            this.prepared,
+        )
         begun: list[str] = []
         try:
             with tx.attempt:
@@ -187,12 +263,42 @@ class Processor:
             raise
         except BaseException as error:
             # The founder's code may raise anything, and none of it may cost the event.
-            return _failed(tx, row, tried, started, error, begun[-1])
+            return _failure(this.row, error, begun[-1])
         return _DONE if applied else Verdict("ignored", self._why_ignored(event))
 
     def _why_ignored(self, event: Event) -> str:
         matching = self.settings.rules_for(event.source, event.type)
         return rules.why_none_applied(matching, event.type, rules.scope_of(event))
+
+    def _end(self, tx: Tx, this: Try, verdict: Verdict) -> Outcome:
+        """Write down how an attempt ended."""
+        if verdict.failure is not None:
+            return self._fail(tx, this, verdict.failure)
+        reason = None if verdict.reason is None else verdict.reason[:REASON_CHARS_MAX]
+        inbox.settle(tx, this.row, verdict.state, reason)
+        if verdict.fact is not None:
+            parked.wait(tx, this.row, verdict.fact)
+        if this.leased:
+            attempts.finish(tx, this.number, verdict.state, reason, event=this.row)
+        return Outcome(verdict.state)
+
+    def _fail(self, tx: Tx, this: Try, words: str) -> Outcome:
+        """Write down a failed attempt, and when the next is made if there is one."""
+        worker = self.settings.worker
+        words = words[: inbox.ERROR_CHARS_MAX]
+        if not this.leased:
+            attempts.start(tx, this.number, event=this.row)
+        attempts.finish(tx, this.number, "failed", words, event=this.row)
+        if worker.run == "off":
+            inbox.fail(tx, this.row, this.number, words, next_attempt_ms=None)
+            return Outcome("pending", retry=True)
+        age_ms = tx.now_ms - this.received_ms
+        if backoff.is_spent(worker, this.number, worker.attempts_max, age_ms):
+            inbox.die(tx, this.row, this.number, words)
+            return Outcome("dead")
+        delay_ms = backoff.delay_ms(worker, this.number, self.random)
+        inbox.fail(tx, this.row, this.number, words, tx.now_ms + delay_ms)
+        return Outcome("pending")
 
     def _apply_rules(self, tx: Tx, case: rules.Case, begun: list[str]) -> bool:
         scope = rules.scope_of(case.event)
@@ -233,7 +339,25 @@ def words_of(error: BaseException) -> str:
     return words.encode(errors="backslashreplace").decode()
 
 
-def _insert(tx: Tx, event: Event, request_id: str) -> int | None:
+def _failure(row: int, error: BaseException, operation: str) -> Verdict:
+    # The text of the error may hold what is in the payload, so the log does without.
+    kind = type(error).__name__
+    logger.error("event %d: %s failed: %s%s", row, operation, kind, place_of(error))
+    return Verdict("pending", failure=f"{operation}{failure_of(error)}")
+
+
+def failure_of(error: BaseException) -> str:
+    """Where the founder's code failed and how, as it is kept with the attempt."""
+    return f"{place_of(error, own=True)}: {type(error).__name__}: {words_of(error)}"
+
+
+def _try_of(known: Row, leased: bool = False) -> Try:
+    # A lease has counted its attempt already.
+    number = known.attempts if leased else known.attempts + 1
+    return Try(known.id, number, known.received_ms, known.workspace, leased)
+
+
+def _insert(tx: Tx, event: Event, request_id: str, queued: bool = False) -> int | None:
     return inbox.insert(
         tx,
         source=event.identity,
@@ -249,6 +373,7 @@ def _insert(tx: Tx, event: Event, request_id: str) -> int | None:
         id_signed=event.id_signed,
         claimed_account=event.claimed_account,
         request_id=request_id,
+        queued=queued,
     )
 
 
@@ -289,41 +414,3 @@ def _fact(event: Event, park: Park) -> Fact:
     if park.subject is not None and park.operation is not None:
         return Fact("entry", event.identity, event.account, park.subject, park.operation)
     return Fact("attribution", event.identity, event.account)
-
-
-def _settle(tx: Tx, row: int, verdict: Verdict) -> None:
-    if verdict.state == "pending":
-        # The failed attempt was written when it failed.
-        return
-    reason = None if verdict.reason is None else verdict.reason[:REASON_CHARS_MAX]
-    inbox.settle(tx, row, verdict.state, reason)
-    if verdict.fact is not None:
-        parked.wait(tx, row, verdict.fact)
-
-
-def _failed(
-    tx: Tx, row: int, tried: int, started: float, error: BaseException, operation: str
-) -> Verdict:
-    kind, place = type(error).__name__, place_of(error)
-    # The text of the error may hold what is in the payload, so the log does without.
-    logger.error("event %d: %s failed: %s at %s", row, operation, kind, place)
-    words = f"{operation} at {place}: {kind}: {words_of(error)}"
-    duration_ms = int((time.monotonic() - started) * 1000)
-    _fail(tx, row, tried, words, duration_ms)
-    return Verdict("pending", words)
-
-
-def _fail(tx: Tx, row: int, tried: int, words: str, duration_ms: int = 0) -> None:
-    inbox.fail(tx, row, words, next_attempt_ms=None)
-    attempts.add(
-        tx,
-        row,
-        tried + 1,
-        duration_ms=duration_ms,
-        outcome="failed",
-        error=words[: inbox.ERROR_CHARS_MAX],
-    )
-
-
-def _outcome(verdict: Verdict) -> Outcome:
-    return Outcome(verdict.state, retry=verdict.state == "pending")

@@ -1,18 +1,31 @@
 """Applies one rule to one event, inside the event's transaction."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from receiver import effects
-from receiver.config import Call, Effect, Grant, Link, Record, Reverse, Rule, Sql
+from receiver.config import (
+    Call,
+    Effect,
+    Grant,
+    Link,
+    Record,
+    Reverse,
+    Rule,
+    Send,
+    Settings,
+    Sql,
+)
+from receiver.destinations import Destination, render
 from receiver.handlers import Handlers
 from receiver.said import Park, Quarantine
-from receiver.select import Path, Scope, key_text
+from receiver.select import Path, Scope, Unjudgeable, key_text
 from receiver.verify import Event
-from store import founder, links
-from store.database import Tx
+from store import founder, ledger, links, operations, outbox
+from store.database import Snapshot, Tx
 from store.operations import Key
+from store.outbox import Message
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -22,6 +35,8 @@ class Case(msgspec.Struct, frozen=True):
     row: int
     workspace: str | None
     handlers: Handlers
+    destinations: Mapping[str, Destination]
+    prepared: Mapping[str, object]
 
 
 def scope_of(event: Event) -> Scope:
@@ -55,9 +70,22 @@ def apply(tx: Tx, rule: Rule, case: Case, scope: Scope) -> bool:
     key = Key(event.identity, event.account, subject_of(rule, event, scope), rule.operation)
     workspace = _workspace(tx, rule, case, scope)
     scope.own["_workspace"] = workspace
-    assert rule.effect is not None, "the config demands an effect"
-    _make(tx, rule.effect, case, scope, key, workspace)
+    prepared = case.prepared.get(rule.operation)
+    if _make(tx, rule.effect, case, scope, key, workspace, prepared) and rule.send:
+        scope.own["_grant"] = _granted(tx, key)
+        for send in rule.send:
+            _owe(tx, case, scope, key, send.to, send.name, workspace)
     return True
+
+
+def prepare(rules: Sequence[Rule], event: Event, handlers: Handlers) -> dict[str, object]:
+    """What the prepare functions of rules give for an event, by operation."""
+    scope = scope_of(event)
+    return {
+        rule.operation: handlers.prepare(rule.prepare, event)
+        for rule in rules
+        if rule.prepare is not None and (rule.when is None or rule.when.holds(scope))
+    }
 
 
 def why_none_applied(matching: Sequence[Rule], event_type: str, scope: Scope) -> str:
@@ -110,29 +138,127 @@ def _link(tx: Tx, effect: Link, case: Case, scope: Scope) -> None:
 
 
 def _make(
-    tx: Tx, effect: Effect, case: Case, scope: Scope, key: Key, workspace: str | None
-) -> None:
+    tx: Tx,
+    effect: Effect | None,
+    case: Case,
+    scope: Scope,
+    key: Key,
+    workspace: str | None,
+    prepared: object,
+) -> bool:
+    """Make the change; False if it was made before."""
+    if effect is None:
+        return effects.begin(tx, key, "send", workspace, case.row)
     if isinstance(effect, Grant):
         assert workspace is not None, "the config demands a customer for a grant"
         amount = _entitlement(effect, scope)
-        effects.grant(tx, key, workspace, effect.unit, amount, case.row)
-    elif isinstance(effect, Reverse):
-        _reverse(tx, effect, case, scope, key)
-    elif isinstance(effect, Record):
+        return effects.grant(tx, key, workspace, effect.unit, amount, case.row)
+    if isinstance(effect, Reverse):
+        return _reverse(tx, effect, case, scope, key)
+    if isinstance(effect, Record):
         data = msgspec.json.encode(effect.data.render(scope)).decode()
-        effects.record(tx, key, effect.kind, workspace, data, case.row)
-    elif isinstance(effect, Sql):
-        if effects.begin(tx, key, "sql", workspace, case.row):
-            _execute(tx, effect, scope)
-    elif effects.begin(tx, key, "call", workspace, case.row):
-        assert isinstance(effect, Call), "links are made before the claim, and nothing else is left"
-        case.handlers.call(effect.function, tx, case.event, key, workspace, case.row)
+        return effects.record(tx, key, effect.kind, workspace, data, case.row)
+    if isinstance(effect, Sql):
+        return effects.begin(tx, key, "sql", workspace, case.row) and _execute(tx, effect, scope)
+    assert isinstance(effect, Call), "links are made before the claim, and nothing else is left"
+    return effects.begin(tx, key, "call", workspace, case.row) and _call(
+        tx, effect, case, scope, key, workspace, prepared
+    )
 
 
-def _execute(tx: Tx, effect: Sql, scope: Scope) -> None:
+def _execute(tx: Tx, effect: Sql, scope: Scope) -> bool:
     until = founder.deadline()
     for statement in effect.statements:
         founder.execute(tx, statement.sql, statement.bind(scope), until)
+    return True
+
+
+def _call(
+    tx: Tx,
+    effect: Call,
+    case: Case,
+    scope: Scope,
+    key: Key,
+    workspace: str | None,
+    prepared: object,
+) -> bool:
+    def owe(to: str, name: str, said: object) -> bool:
+        if to not in case.destinations:
+            raise ValueError(f"no destination {to} in the config")
+        scope.own["_grant"] = _granted(tx, key)
+        return _owe(tx, case, scope, key, to, name, workspace, said)
+
+    case.handlers.call(
+        effect.function, tx, case.event, key, workspace, case.row, prepared=prepared, owe=owe
+    )
+    return True
+
+
+def _granted(snapshot: Snapshot, key: Key) -> dict[str, object] | None:
+    entry = ledger.find(snapshot, key)
+    if entry is None:
+        return None
+    return {"unit": entry.unit, "amount": entry.amount, "workspace": entry.workspace}
+
+
+def _owe(
+    tx: Tx,
+    case: Case,
+    scope: Scope,
+    key: Key,
+    to: str,
+    name: str,
+    workspace: str | None,
+    said: object = None,
+) -> bool:
+    """Owe a message, rendered now; what does not render is dead from the start."""
+    text, error = outbox.UNWRITTEN, None
+    try:
+        text = _written(case.destinations[to], scope, key, name, workspace, said)
+    except Unjudgeable as unjudgeable:
+        error = f"does not render: {unjudgeable}"
+    return outbox.insert(tx, key, to, name, body=text, event=case.row, error=error)
+
+
+def write_again(snapshot: Snapshot, settings: Settings, event: Event, message: Message) -> str:
+    """The body of a message that did not render when it was owed, by the config as it is now.
+
+    Raises Unjudgeable if it still does not, also where a handler owed it: what that said in it
+    is not known any more.
+    """
+    destination = settings.destinations.get(message.destination)
+    if destination is None:
+        raise Unjudgeable(f"destinations.{message.destination}", "is not in the config now")
+    key, send = message.key, Send(message.destination, message.name)
+    if not any(rule.operation == key.operation and send in rule.send for rule in settings.rules):
+        raise Unjudgeable("send", f"no rule of {key.operation} sends it, so its data is not known")
+    claim = operations.find(snapshot, key)
+    workspace = None if claim is None else claim.workspace
+    scope = scope_of(event)
+    scope.own |= {"_workspace": workspace, "_grant": _granted(snapshot, key)}
+    return _written(destination, scope, key, message.name, workspace)
+
+
+def _written(
+    destination: Destination,
+    scope: Scope,
+    key: Key,
+    name: str,
+    workspace: str | None,
+    said: object = None,
+) -> str:
+    about: dict[str, object] = {
+        "operation_key": outbox.operation_key(key, destination.name, name),
+        "operation": key.operation,
+        "subject": key.subject,
+        "source": key.source,
+        "account": key.account,
+        "workspace": workspace,
+        "destination": destination.name,
+        "name": name,
+    }
+    scope.own["_message"] = about | {"data": said}
+    return msgspec.json.encode(render(destination, scope, about)).decode()
 
 
 def _entitlement(effect: Grant, scope: Scope) -> int:
@@ -147,7 +273,7 @@ def _entitlement(effect: Grant, scope: Scope) -> int:
     return amount
 
 
-def _reverse(tx: Tx, effect: Reverse, case: Case, scope: Scope, key: Key) -> None:
+def _reverse(tx: Tx, effect: Reverse, case: Case, scope: Scope, key: Key) -> bool:
     subject = key_text(effect.subject.value(scope), effect.subject.text)
     target = Key(key.source, key.account, subject, effect.operation)
     amount = None
@@ -156,14 +282,20 @@ def _reverse(tx: Tx, effect: Reverse, case: Case, scope: Scope, key: Key) -> Non
         if isinstance(found, bool) or not isinstance(found, int):
             raise Quarantine(f"{effect.amount.text}: expected a whole number to reverse")
         amount = found
-    effects.reverse(tx, key, target, amount, case.row)
+    return effects.reverse(tx, key, target, amount, case.row)
 
 
 def call_problems(rules: Sequence[Rule], handlers: Handlers) -> list[str]:
-    """Why a rule can't call its function, for each that can't."""
-    return [
-        f"rules[{number}].call: {problem}"
+    """Why a rule can't call its functions, for each that it can't."""
+    wanted = [
+        (f"rules[{number}].{what}", function, parameters)
         for number, rule in enumerate(rules)
         if isinstance(rule.effect, Call)
-        and (problem := handlers.problem(rule.effect.function)) is not None
+        for what, function, parameters in (
+            ("call", rule.effect.function, ("event", "tx")),
+            ("prepare", rule.prepare, ("event",)),
+        )
+        if function is not None
     ]
+    problems = ((where, handlers.problem(name, takes)) for where, name, takes in wanted)
+    return [f"{where}: {problem}" for where, problem in problems if problem is not None]

@@ -19,23 +19,26 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NoReturn, TextIO
+from typing import Any, NoReturn, TextIO, TypeVar
 
 import uvloop
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from receiver import app, config, systemd
+from receiver import app, config, duties, systemd
 from receiver.app import App, log
 from receiver.config import Address, Settings
 from receiver.console import counted
 from receiver.http import CONNECTIONS_MAX, Connection, Gate, Handshake, Limits
 from receiver.process import Processor
+from receiver.worker import Worker, Write
 from store import health
-from store.database import Store
+from store.database import Job, Snapshot, Store, Tx
 from store.errors import Unavailable
 from store.writer import Writer
+
+T = TypeVar("T")
 
 #: Seconds that open connections get to finish when the server stops.
 DRAIN_S = 2.0
@@ -142,18 +145,27 @@ class Server:
         self._stop = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._loop.set_exception_handler(report_loop_error)
+        self._worker: Worker | None = None
         self._writer = Writer(
             store,
             pending_max=processor.settings.server.pending_max,
             # Asked of the processor that is in force then.
-            due=lambda snapshot, at_ms: self._processor.due_jobs(snapshot, at_ms),
+            due=self._due_jobs,
             on_fatal=leave,
         )
         self._app = App(processor, self._writer, clock)
+        if processor.settings.worker.run == "inside":
+            write = from_threads(self._loop, self._writer)
+            self._worker = Worker(lambda: self._processor, write, clock)
 
     @property
     def _settings(self) -> Settings:
         return self._processor.settings
+
+    def _due_jobs(self, snapshot: Snapshot, at_ms: int) -> Sequence[Job[Any]]:
+        if self._worker is not None:
+            self._worker.look(snapshot, at_ms)
+        return self._processor.due_jobs(snapshot, at_ms)
 
     async def run(self, sockets: "Sockets", ready: Callable[[Listening], None] | None) -> None:
         """Serve until SIGTERM or SIGINT; everything accepted is answered and written."""
@@ -182,18 +194,27 @@ class Server:
             await self._writer.submit(self._processor.start)
         except Unavailable as error:
             raise StartError(f"{self._settings.database}: {error}") from error
+        if self._worker is not None:
+            self._worker.start()
 
     async def _drain(self, listeners: Sequence["asyncio.AbstractServer | TlsListener"]) -> None:
         """Take nothing new, answer what is under way, write it all."""
         close_all(listeners)
         self._gate.drain()
+        worker = asyncio.ensure_future(self._stop_worker())
         # Idle connections may have a request on its way: it is answered, then they close.
         await self._wait_until_empty(DRAIN_S)
         self._gate.close_waiting()
+        await worker
         await self._app.close()
         await self._writer.close()
         await self._wait_until_empty(ANSWER_S)
         self._gate.stop()
+
+    async def _stop_worker(self) -> None:
+        # On a thread: what it finishes is written by this loop.
+        if self._worker is not None:
+            await asyncio.to_thread(self._worker.stop)
 
     async def _wait_until_empty(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
@@ -240,6 +261,8 @@ class Server:
         self._tls = tls or self._tls
         self._gate.set_limits(self._limits_of(new))
         self._writer.submit(processor.start).add_done_callback(_report_failure)
+        if self._worker is not None:
+            self._worker.start()
         self._log_warnings()
         log.info("reload %s: done, %s", path, counted(len(new.sources), "source"))
 
@@ -265,12 +288,27 @@ class Server:
         for source in self._settings.sources.values():
             base = source.public_url or listening.public[0]
             log.info("source %s %s/webhooks/%s", source.name, base, source.name)
+        log.info("worker %s", duties.worker_of(self._settings))
+        for duty in duties.listed(self._settings):
+            log.info("%s", duty)
         self._log_warnings()
         return listening
 
     def _log_warnings(self) -> None:
         for warning in self._settings.warnings:
             log.warning("%s: %s", self._settings.path, warning)
+
+
+def from_threads(loop: asyncio.AbstractEventLoop, writer: Writer) -> Write:
+    """The writer's jobs, for threads that wait for their results."""
+
+    async def submitted(run: Callable[[Tx], T], keep: Callable[[Tx, str], T] | None) -> T:
+        return await writer.submit(run, keep)
+
+    def write(run: Callable[[Tx], T], keep: Callable[[Tx, str], T] | None = None) -> T:
+        return asyncio.run_coroutine_threadsafe(submitted(run, keep), loop).result()
+
+    return write
 
 
 async def listen(

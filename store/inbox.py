@@ -31,6 +31,7 @@ class Row:
     duplicates: int
     attempts: int
     next_attempt_ms: int | None
+    by_worker: bool
     last_error: str | None
     received_ms: int
     settled_ms: int | None
@@ -50,11 +51,12 @@ class Row:
         return self.state in ("done", "ignored", "dead")
 
 
-_ID_SIGNED = [field.name for field in fields(Row)].index("id_signed")
+_BOOLEANS = [number for number, field in enumerate(fields(Row)) if field.type is bool]
 
 _COLUMNS = """
     id, source, account, event_id, endpoint, type, state, reason, duplicates, attempts,
-    next_attempt_ms, last_error, received_ms, settled_ms, secret, content_type, body_sha256,
+    next_attempt_ms, by_worker, last_error, received_ms, settled_ms, secret, content_type,
+    body_sha256,
     id_signed, same_body_as, claimed_account, workspace, request_id, lease_until_ms
 """
 
@@ -75,19 +77,21 @@ def insert(
     id_signed: bool,
     claimed_account: str | None,
     request_id: str,
+    queued: bool = False,
 ) -> int | None:
     """Store a new event and return its row number, or None if its key is known.
 
-    It is written as `done`, which is how nearly all end, so that they need no second write;
-    the caller settles it otherwise before the transaction ends.
+    A queued one is due for a worker. Any other is written as `done`, which is how nearly all
+    end, so that they need no second write; the caller settles it otherwise before the
+    transaction ends.
     """
     tx.db.execute(
         """
         insert into receiver_events (
           source, account, event_id, endpoint, type, state, duplicates, attempts,
-          received_ms, settled_ms, secret, content_type, body_sha256, id_signed,
-          claimed_account, request_id)
-        values (?, ?, ?, ?, ?, 'done', 0, 0, ?, ?, ?, ?, ?, ?, ?, ?)
+          next_attempt_ms, by_worker, received_ms, settled_ms, secret, content_type,
+          body_sha256, id_signed, claimed_account, request_id)
+        values (?, ?, ?, ?, ?, ?, 0, 0, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
         on conflict (source, account, event_id) do nothing
         """,
         (
@@ -96,8 +100,11 @@ def insert(
             event_id,
             endpoint,
             type,
+            "pending" if queued else "done",
+            tx.now_ms if queued else None,
+            int(queued),
             received_ms,
-            tx.now_ms,
+            None if queued else tx.now_ms,
             secret,
             content_type,
             body_sha256,
@@ -128,18 +135,78 @@ def settle(tx: Tx, row: int, state: str, reason: str | None) -> None:
     assert tx.db.changes() == 1, "only an event that is stored can be settled"
 
 
-def fail(tx: Tx, row: int, error: str, next_attempt_ms: int | None) -> None:
-    """An attempt failed: counted, the event stays `pending`, due when told (None: not due)."""
+def fail(tx: Tx, row: int, attempts: int, error: str, next_attempt_ms: int | None) -> None:
+    """The attempt with this number failed: the event stays `pending`, its lease ends.
+
+    It is due for a worker when told; None: not due, until a redelivery or the operator.
+    """
     tx.db.execute(
         """
         update receiver_events
-        set state = 'pending', reason = null, settled_ms = null, attempts = attempts + 1,
-          last_error = ?, next_attempt_ms = ?, lease_owner = null, lease_until_ms = null
+        set state = 'pending', reason = null, settled_ms = null, attempts = ?, last_error = ?,
+          next_attempt_ms = ?, by_worker = ?, lease_owner = null, lease_until_ms = null
         where id = ?
         """,
-        (error[:ERROR_CHARS_MAX], next_attempt_ms, row),
+        (attempts, error[:ERROR_CHARS_MAX], next_attempt_ms, next_attempt_ms is not None, row),
     )
     assert tx.db.changes() == 1, "only an event that is stored can fail"
+
+
+def die(tx: Tx, row: int, attempts: int, error: str) -> None:
+    """The attempt with this number failed and was the last: the event is `dead`."""
+    tx.db.execute(
+        """
+        update receiver_events
+        set state = 'dead', reason = null, settled_ms = ?, attempts = ?, last_error = ?,
+          next_attempt_ms = null, lease_owner = null, lease_until_ms = null
+        where id = ?
+        """,
+        (tx.now_ms, attempts, error[:ERROR_CHARS_MAX], row),
+    )
+    assert tx.db.changes() == 1, "only an event that is stored can die"
+
+
+def lease(tx: Tx, owner: str, until_ms: int, ahead_ms_max: int) -> Row | None:
+    """Take the right to the next attempt at the event that is due longest, or None.
+
+    The attempt is counted now. Until `until_ms` nobody else gets the event; then it is due.
+    """
+    values = tx.db.execute(
+        f"""
+        update receiver_events
+        set attempts = attempts + 1, lease_owner = :owner, lease_until_ms = :until,
+          next_attempt_ms = :until
+        where id = coalesce(
+          (select id from receiver_events
+           where by_worker = 1 and next_attempt_ms <= :now order by next_attempt_ms limit 1),
+          (select id from receiver_events
+           where by_worker = 1 and next_attempt_ms > :far limit 1))
+        returning {_COLUMNS}
+        """,  # noqa: S608  constant columns
+        {"owner": owner, "until": until_ms, "now": tx.now_ms, "far": tx.now_ms + ahead_ms_max},
+    ).fetchall()
+    return _row(values[0]) if values else None
+
+
+def holds(snapshot: Snapshot, row: int, owner: str, attempt: int) -> bool:
+    """Whether this attempt's lease is still the event's: only then may it settle the event."""
+    found = snapshot.db.execute(
+        "select 1 from receiver_events where id = ? and lease_owner = ? and attempts = ?",
+        (row, owner, attempt),
+    ).get
+    return found is not None
+
+
+def queue_due_ms(snapshot: Snapshot) -> int | None:
+    """When the next event is due for a worker, in UTC milliseconds; None if none is."""
+    found = snapshot.db.execute(
+        """
+        select min(next_attempt_ms) from receiver_events
+        where next_attempt_ms is not null and by_worker = 1
+        """
+    ).get
+    assert found is None or isinstance(found, int), "the column is an integer"
+    return found
 
 
 def count_duplicate(tx: Tx, row: int) -> None:
@@ -147,22 +214,22 @@ def count_duplicate(tx: Tx, row: int) -> None:
     tx.db.execute("update receiver_events set duplicates = duplicates + 1 where id = ?", (row,))
 
 
-def make_due(tx: Tx, row: int) -> None:
-    """Let whoever drains due events run this one again now."""
+def make_due(tx: Tx, row: int, *, by_worker: bool) -> None:
+    """Let the worker, or else whoever applies released events, run this one again now."""
     tx.db.execute(
         """
         update receiver_events
-        set state = 'pending', settled_ms = null, next_attempt_ms = ?
+        set state = 'pending', settled_ms = null, next_attempt_ms = ?, by_worker = ?
         where id = ?
         """,
-        (tx.now_ms, row),
+        (tx.now_ms, by_worker, row),
     )
 
 
 def attribute(tx: Tx, row: int, workspace: str) -> None:
     """The operator says whose event it is; it is due now."""
     tx.db.execute("update receiver_events set workspace = ? where id = ?", (workspace, row))
-    make_due(tx, row)
+    make_due(tx, row, by_worker=False)
 
 
 def mark_same_body(tx: Tx, row: int, source: str, body_sha256: bytes) -> int | None:
@@ -181,22 +248,17 @@ def mark_same_body(tx: Tx, row: int, source: str, body_sha256: bytes) -> int | N
     return other
 
 
-def due(snapshot: Snapshot, now_ms: int, ahead_ms_max: int, limit: int) -> list[int]:
-    """Row numbers of events that are due, oldest first, without those under a lease.
-
-    A due time further ahead than `ahead_ms_max` was written by a clock since set back: due.
-    """
+def released(snapshot: Snapshot, limit: int) -> list[int]:
+    """Row numbers of events that were released and need no worker, oldest first."""
     return [
         row
         for (row,) in snapshot.db.execute(
             """
             select id from receiver_events
-            where next_attempt_ms is not null
-              and (next_attempt_ms <= ? or next_attempt_ms > ?)
-              and (lease_until_ms is null or lease_until_ms <= ?)
+            where next_attempt_ms is not null and by_worker = 0
             order by id limit ?
             """,
-            (now_ms, now_ms + ahead_ms_max, now_ms, limit),
+            (limit,),
         )
     ]
 
@@ -233,6 +295,11 @@ def named(snapshot: Snapshot, name: str, limit: int = 10) -> list[Row]:
         if found is not None:
             return [found]
     return list(_by_id(snapshot, name, limit)) or list(_by_path(snapshot, name, limit))
+
+
+def forget_payload(tx: Tx, row: int) -> None:
+    """Keep the event without its body; it can't be run again."""
+    tx.db.execute("delete from receiver_payloads where event = ?", (row,))
 
 
 def payload(snapshot: Snapshot, row: int) -> bytes | None:
@@ -380,5 +447,6 @@ def _one(snapshot: Snapshot, statement: str, parameters: tuple[object, ...]) -> 
 def _row(values: tuple[object, ...]) -> Row:
     # The columns stand in the order of the fields.
     columns: list[Any] = list(values)
-    columns[_ID_SIGNED] = bool(columns[_ID_SIGNED])
+    for number in _BOOLEANS:
+        columns[number] = bool(columns[number])
     return Row(*columns)

@@ -29,6 +29,8 @@ create table receiver_events (
   attempts integer not null check (attempts >= 0),
   -- null: not due. Only what is pending can be due.
   next_attempt_ms integer check (next_attempt_ms is null or state = 'pending'),
+  -- 1: a queued event, or one whose handler failed: applied by a worker, under a lease
+  by_worker integer not null check (by_worker in (0, 1)),
   last_error text,
   received_ms integer not null,
   settled_ms integer,
@@ -52,8 +54,10 @@ create table receiver_events (
   check (lease_owner is null or state = 'pending')
 ) strict;
 
-create index receiver_events_due on receiver_events (next_attempt_ms)
-  where next_attempt_ms is not null;
+create index receiver_events_released on receiver_events (id)
+  where next_attempt_ms is not null and by_worker = 0;
+create index receiver_events_queued on receiver_events (next_attempt_ms)
+  where next_attempt_ms is not null and by_worker = 1;
 create index receiver_events_unfinished on receiver_events (state, id)
   where state in ('pending', 'parked', 'quarantined', 'dead');
 create index receiver_events_same_body on receiver_events (source, body_sha256)
@@ -346,8 +350,9 @@ create table receiver_outbox (
   check (lease_owner is null or state = 'pending')
 ) strict;
 
-create index receiver_outbox_due on receiver_outbox (next_attempt_ms)
+create index receiver_outbox_due on receiver_outbox (destination, next_attempt_ms)
   where next_attempt_ms is not null;
+create index receiver_outbox_event on receiver_outbox (event) where event is not null;
 create index receiver_outbox_unfinished on receiver_outbox (state, id)
   where state in ('pending', 'review', 'dead');
 

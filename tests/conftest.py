@@ -44,6 +44,9 @@ def store(tmp_path: Path, clock: Clock) -> Iterator[Store]:
 CONFIG = """
 handlers = "handlers.py"
 
+[worker]
+run = "off"
+
 [sources.stripe]
 scheme = "stripe"
 secrets = ["env:STRIPE"]

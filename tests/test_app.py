@@ -35,6 +35,9 @@ SECRETS = {"STRIPE": "whsec_of_the_tests", "GITHUB": "of the hook", "NEW": "of t
 CONFIG = f"""
 handlers = "handlers.py"
 
+[worker]
+run = "off"
+
 [server]
 body_bytes_max = {BODY_BYTES_MAX}
 trusted_proxies = ["127.0.0.1"]

@@ -602,6 +602,9 @@ def test_c9_d8_many_events_of_one_new_customer_at_once_never_block_each_other(
 C12_CONFIG = """
 handlers = "handlers.py"
 
+[worker]
+run = "off"
+
 [sources.stripe]
 scheme = "stripe"
 secrets = ["env:STRIPE"]

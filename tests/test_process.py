@@ -168,6 +168,18 @@ def test_an_event_that_no_rule_wants_is_ignored_with_its_payload_and_replays_lat
     assert world.balance() == 5
 
 
+def test_no_body_is_kept_of_what_no_rule_wants_where_asked(world: World) -> None:
+    world.link()
+    text = "[sources.stripe]\nretention = { ignored = false }"
+    world.configure(CONFIG.replace("[sources.stripe]", text, 1))
+
+    assert world.stripe("evt_1", "invoice.marked", id="in_1") == "ignored"
+    assert world.invoice("evt_2", "in_2") == "done"
+
+    assert world.query("select event from receiver_payloads") == [(2,)]
+    assert world.stripe("evt_1", "invoice.marked", id="in_1") == "duplicate"
+
+
 # Waiting for a fact
 
 

@@ -36,6 +36,9 @@ AHEAD = 8
 CONFIG = f"""
 database = "app.db"
 {STRIPE_CONFIG}
+[worker]
+run = "off"
+
 [[rules]]
 operation = "book-order"
 source = "stripe"

@@ -1,0 +1,347 @@
+"""Does what must not sit in a request: queued events, retries, and messages to the outside."""
+
+import functools
+import logging
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple, Protocol, TypeVar
+
+from receiver import dispatch, process
+from receiver.destinations import Destination, Later, Result, Senders, Unknown, one_line
+from receiver.dispatch import LEASE_SPARE_S, Leased
+from receiver.handlers import place_of
+from receiver.process import NotReplayable, Outcome, Processor
+from store import attempts, inbox, outbox
+from store.database import Snapshot, Tx
+from store.errors import Unavailable
+from store.inbox import Row
+
+T = TypeVar("T")
+
+#: How long a worker may prepare and apply one event, in seconds; after that another may.
+EVENT_LEASE_S = 300
+
+#: How long to leave the file alone when it could not be written, in seconds.
+UNAVAILABLE_S = 1.0
+
+#: A destination that can't be reached is left alone for a while, doubling, in seconds.
+UNREACHABLE_FIRST_S, UNREACHABLE_MAX_S = 1.0, 60.0
+
+#: How long stopping waits for what is under way, in seconds; after that its lease runs out.
+STOP_S = 10.0
+
+logger = logging.getLogger("receiver")
+
+
+class Write(Protocol):
+    """Runs a job in a transaction and returns its result once that is durable.
+
+    Raises what the job raised, or Unavailable. May be called on any thread.
+    """
+
+    def __call__(self, run: Callable[[Tx], T], keep: Callable[[Tx, str], T] | None = None) -> T: ...
+
+
+class Worker:
+    """Threads that lease work, do it, and settle it while the lease is theirs."""
+
+    def __init__(
+        self, processor: Callable[[], Processor], write: Write, clock: Callable[[], int]
+    ) -> None:
+        self.processor = processor
+        self.write = write
+        self.clock = clock
+        self.senders = Senders()
+        # No two processes, and no two starts of one, are the same owner.
+        self._owner = f"{os.getpid()}-{secrets.token_hex(4)}"
+        self._groups: dict[str, Group] = {}
+
+    def start(self) -> None:
+        """Begin, or after a reload begin for destinations that are new."""
+        settings = self.processor().settings
+        wanted: list[Group] = [Events(self)]
+        wanted += [Messages(self, name) for name in settings.destinations]
+        new = {group.name: group for group in wanted if group.name not in self._groups}
+        # Not changed in place: other threads go through it.
+        self._groups = self._groups | new
+        for group in new.values():
+            group.start(self._owner, settings.worker.threads)
+
+    def look(self, snapshot: Snapshot, now_ms: int) -> None:
+        """Wake whoever has work now."""
+        for group in self._groups.values():
+            group.look(snapshot, now_ms)
+
+    def stop(self) -> None:
+        """Take no more work, and wait a while for what is under way."""
+        lanes = [lane for group in self._groups.values() for lane in group.lanes]
+        for lane in lanes:
+            lane.stopping = True
+            lane.wake.set()
+        deadline = time.monotonic() + STOP_S
+        for lane in lanes:
+            lane.thread.join(max(0.0, deadline - time.monotonic()))
+        left = [lane.thread.name for lane in lanes if lane.thread.is_alive()]
+        if left:
+            logger.warning("still at work, left to their leases: %s", ", ".join(left))
+        self.senders.close()
+
+    def ahead_ms(self) -> int:
+        """A due time further ahead than this was written before the clock was set back."""
+        settings = self.processor().settings
+        longest_s: list[float] = [settings.worker.backoff_max_s, EVENT_LEASE_S]
+        longest_s += [one.timeout_s + LEASE_SPARE_S for one in settings.destinations.values()]
+        return int(max(longest_s) * 1000)
+
+    def seconds_until(self, due_ms: int | None) -> float | None:
+        """How long to sleep before something is due; None: until woken."""
+        if due_ms is None:
+            return None
+        return min(max(0.0, due_ms - self.clock()), self.ahead_ms()) / 1000
+
+
+class Lane:
+    """One thread that does one kind of work, and sleeps while there is none."""
+
+    def __init__(self, name: str, step: Callable[[], float | None]) -> None:
+        self.wake = threading.Event()
+        self.stopping = False
+        self._step = step
+        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def _run(self) -> None:
+        while not self.stopping:
+            # Cleared before looking: what comes while we look wakes us again.
+            self.wake.clear()
+            pause_s = self._safe_step()
+            if pause_s != 0 and not self.stopping:
+                self.wake.wait(pause_s)
+
+    def _safe_step(self) -> float | None:
+        try:
+            return self._step()
+        except Unavailable as error:
+            if not self.stopping:
+                logger.warning("%s: %s", self.thread.name, error)
+        except Exception:
+            # The top of the thread. Whatever it was, the lease runs out and it is tried again.
+            logger.exception("%s: unexpected", self.thread.name)
+        return UNAVAILABLE_S
+
+
+class Group:
+    """The threads for one kind of work. One that hangs keeps no other kind waiting."""
+
+    name: str
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+        self.lanes: list[Lane] = []
+
+    def start(self, owner: str, threads: int) -> None:
+        names = [f"{owner}-{self.name}-{number}" for number in range(threads)]
+        # Known before they look for work: from then on they are woken when there is some.
+        self.lanes = [Lane(name, functools.partial(self.step, name)) for name in names]
+        for lane in self.lanes:
+            lane.thread.start()
+
+    def look(self, snapshot: Snapshot, now_ms: int) -> None:
+        """Wake the threads if there is work now."""
+        due_ms = self.due_ms(snapshot)
+        if due_ms is not None and due_ms <= now_ms:
+            for lane in self.lanes:
+                lane.wake.set()
+
+    def due_ms(self, snapshot: Snapshot) -> int | None:
+        """When there is work next, in UTC milliseconds; None if none is known."""
+        raise NotImplementedError
+
+    def step(self, owner: str) -> float | None:
+        """Do one piece of work; how long to sleep then, None until woken."""
+        raise NotImplementedError
+
+    def write_surely(
+        self,
+        run: Callable[[Tx], T],
+        keep: Callable[[Tx, str], T] | None = None,
+        *,
+        for_s: float,
+    ) -> T:
+        """Go on trying to write how an attempt ended while its lease lasts: else it is made again.
+
+        Raises what the job raised, or Unavailable.
+        """
+        deadline = time.monotonic() + for_s
+        while True:
+            try:
+                return self.worker.write(run, keep)
+            except Unavailable as error:
+                if time.monotonic() > deadline:
+                    raise
+                logger.warning("%s: not written yet: %s", self.name, error)
+                time.sleep(UNAVAILABLE_S)
+
+
+class Taken(NamedTuple):
+    """An event under our lease."""
+
+    known: Row
+    owner: str
+
+
+class Events(Group):
+    """Applies queued events, and those whose handler failed, by the path of any delivery."""
+
+    name = "events"
+
+    def due_ms(self, snapshot: Snapshot) -> int | None:
+        return inbox.queue_due_ms(snapshot)
+
+    def step(self, owner: str) -> float | None:
+        worker, processor = self.worker, self.worker.processor()
+        taken = worker.write(
+            functools.partial(
+                _lease,
+                owner=owner,
+                ahead_ms=worker.ahead_ms(),
+                attempts_max=processor.settings.worker.attempts_max,
+            )
+        )
+        if not isinstance(taken, Taken):
+            return worker.seconds_until(taken)
+        try:
+            prepared = self._prepare(processor, taken.known)
+        except Unavailable:
+            raise
+        except BaseException as error:
+            # The founder's code may raise anything.
+            kind, place = type(error).__name__, place_of(error)
+            logger.error("event %d: prepare failed: %s%s", taken.known.id, kind, place)
+            self._fail(taken, f"prepare{process.failure_of(error)}")
+            return 0
+        self.write_surely(
+            lambda tx: _if_held(tx, taken, lambda known: processor.work(tx, known, prepared)),
+            lambda tx, why: _if_held(tx, taken, lambda known: processor.fail_work(tx, known, why)),
+            for_s=EVENT_LEASE_S,
+        )
+        return 0
+
+    def _prepare(self, processor: Processor, known: Row) -> dict[str, object]:
+        """What the rules' prepare functions give; with the network, so outside a transaction."""
+        rules = processor.settings.rules_for(known.endpoint, known.type)
+        if all(rule.prepare is None for rule in rules):
+            return {}
+        try:
+            event = self.write_surely(
+                lambda tx: process.stored_event(tx, processor.settings, known),
+                for_s=EVENT_LEASE_S,
+            )
+        except NotReplayable:
+            # Said again, and written down, when it is applied.
+            return {}
+        return processor.prepare(event)
+
+    def _fail(self, taken: Taken, why: str) -> None:
+        processor = self.worker.processor()
+        self.write_surely(
+            lambda tx: _if_held(tx, taken, lambda known: processor.fail_work(tx, known, why)),
+            for_s=EVENT_LEASE_S,
+        )
+
+
+class Messages(Group):
+    """Sends what is owed to one destination."""
+
+    def __init__(self, worker: Worker, destination: str) -> None:
+        super().__init__(worker)
+        self.name = f"to-{destination}"
+        self._destination = destination
+        self._pause_s = 0.0
+        self._paused_until = 0.0
+
+    def due_ms(self, snapshot: Snapshot) -> int | None:
+        known = self._destination in self.worker.processor().settings.destinations
+        if not known or self._paused_s() > 0:
+            return None
+        return outbox.due_ms(snapshot, self._destination)
+
+    def step(self, owner: str) -> float | None:
+        worker = self.worker
+        destination = worker.processor().settings.destinations.get(self._destination)
+        if destination is None:
+            # A reload took it away; what is owed to it waits for it to come back.
+            return None
+        paused_s = self._paused_s()
+        if paused_s > 0:
+            return paused_s
+        leased = worker.write(
+            functools.partial(
+                dispatch.lease,
+                worker=worker.processor().settings.worker,
+                destination=destination,
+                owner=owner,
+                ahead_ms=worker.ahead_ms(),
+            )
+        )
+        if not isinstance(leased, Leased):
+            return worker.seconds_until(leased)
+        result = self._send(destination, leased)
+        self._note(result)
+        settle = functools.partial(
+            dispatch.settle,
+            processor=worker.processor(),
+            destination=destination,
+            leased=leased,
+            result=result,
+        )
+        self.write_surely(settle, for_s=destination.timeout_s + LEASE_SPARE_S)
+        return 0
+
+    def _send(self, destination: Destination, leased: Leased) -> Result:
+        worker = self.worker
+        try:
+            return worker.senders.send(destination, dispatch.owed(leased), worker.clock())
+        except Exception as error:
+            # A fault of ours ends the attempt like any other: it is counted, and bounded. The
+            # destination may be of another kind than when the message was rendered.
+            logger.exception("message %d: sending failed", leased.message.id)
+            why = f"sending it to this {type(destination).__name__} failed inside Receiver"
+            return Unknown(one_line(f"{why}{process.failure_of(error)}"))
+
+    def _paused_s(self) -> float:
+        return self._paused_until - time.monotonic()
+
+    def _note(self, result: Result) -> None:
+        """What can't be reached is left alone for all its messages, which keep their attempts."""
+        if isinstance(result, Later) and result.unreachable:
+            self._pause_s = min(max(UNREACHABLE_FIRST_S, self._pause_s * 2), UNREACHABLE_MAX_S)
+            self._paused_until = time.monotonic() + self._pause_s
+        else:
+            self._pause_s = 0.0
+
+
+def _lease(tx: Tx, *, owner: str, ahead_ms: int, attempts_max: int) -> Taken | int | None:
+    """An event under our lease; without one, when the next is due.
+
+    One that ends each worker in the middle of its attempt does so `attempts_max` times.
+    """
+    while True:
+        known = inbox.lease(tx, owner, tx.now_ms + EVENT_LEASE_S * 1000, ahead_ms)
+        if known is None:
+            return inbox.queue_due_ms(tx)
+        if known.attempts <= attempts_max:
+            break
+        attempts.close(tx, event=known.id)
+        inbox.die(tx, known.id, known.attempts - 1, "no attempt is left: the last one never ended")
+    attempts.start(tx, known.attempts, event=known.id)
+    return Taken(known, owner)
+
+
+def _if_held(tx: Tx, taken: Taken, do: Callable[[Row], Outcome]) -> Outcome | None:
+    """Only while the lease is ours: what was leased again, or settled, is not ours to change."""
+    if not inbox.holds(tx, taken.known.id, taken.owner, taken.known.attempts):
+        return None
+    return do(taken.known)
