@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from receiver import caller
+from receiver import caller, duties
 from receiver.config import ConfigError, Settings, Sql, load
 from receiver.process import Processor
 from receiver.shown import mending
@@ -32,7 +32,7 @@ def examine(path: Path) -> list[Finding]:
     try:
         # As `receiver serve` will read them: by the owner of the file.
         settings = load(path)
-        found += [_fine_config(settings), *_warnings(settings)]
+        found += [_fine_config(settings), *_duties(settings), *_warnings(settings)]
     except ConfigError as error:
         # What can be looked at without secrets is still worth knowing.
         found += _problems(error)
@@ -70,6 +70,11 @@ def _fine_config(settings: Settings) -> Finding:
         f"config: {settings.path}: sources: {', '.join(settings.sources) or 'none'}; "
         f"secrets found: {secrets}; rules: {len(settings.rules)}",
     )
+
+
+def _duties(settings: Settings) -> list[Finding]:
+    lines = (f"worker: {duties.worker_of(settings)}", *duties.listed(settings))
+    return [Finding("fine", line) for line in lines]
 
 
 def _handlers(settings: Settings, found: list[Finding]) -> list[Finding]:

@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from receiver.config import Call, Grant, Settings
 from receiver.select import nearest_or_all
 from receiver.shown import full_name
-from store import inbox, ledger
+from store import inbox, ledger, outbox
 from store.database import Snapshot
 from store.inbox import Row
 from store.operations import Key
+from store.outbox import Message
 
 #: Names that are listed when more than one thing is meant.
 NAMES_MAX = 10
@@ -35,6 +36,16 @@ def event(snapshot: Snapshot, name: str) -> Row:
         names = [f"{full_name(row)} (row {row.id}, {row.type}, {row.state})" for row in found]
         raise Ambiguous(f"{name} is more than one event: use one of these names", names)
     return found[0]
+
+
+def message(snapshot: Snapshot, name: str) -> Message:
+    """The message with that number or operation key. Raises Absent."""
+    found = outbox.by_operation_key(snapshot, name)
+    if found is None and name.isascii() and name.isdecimal() and len(name) < 19:
+        found = outbox.by_id(snapshot, int(name))
+    if found is None:
+        raise Absent(f"there is no message {name}: `receiver outbox list` shows what there is")
+    return found
 
 
 def identity(settings: Settings, source: str) -> str:

@@ -3,18 +3,29 @@
 import functools
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple, NoReturn
 
-from receiver import effects
+from receiver import effects, rules
+from receiver.config import Settings
 from receiver.named import Absent
-from receiver.process import DUE_MAX, NotReplayable, Outcome, Processor
+from receiver.process import (
+    DUE_MAX,
+    NotReplayable,
+    Outcome,
+    Processor,
+    failure_of,
+    stored_event,
+)
 from receiver.said import Park, Quarantine
-from store import audit, conflicts, inbox, ledger, links, operations, parked
-from store.database import Job, Store, Tx
+from receiver.select import Unjudgeable
+from receiver.verify import Event
+from store import attempts, audit, conflicts, inbox, ledger, links, operations, outbox, parked
+from store.database import Job, Snapshot, Store, Tx
 from store.errors import Refused
 from store.inbox import Row
 from store.operations import Key
+from store.outbox import Message
 from store.parked import Fact
 from store.schema import AMOUNT_MAX
 
@@ -68,9 +79,22 @@ class Replayed(NamedTuple):
     problem: str | None = None
 
 
+class Acted(NamedTuple):
+    """A message as it was before an act; `problem` if it could not be done."""
+
+    number: int
+    before: Message | None
+    problem: str | None = None
+
+
 def target_of(row: int) -> str:
     """The audit log's name of an event."""
     return f"event {row}"
+
+
+def target_of_message(number: int) -> str:
+    """The audit log's name of a message."""
+    return f"message {number}"
 
 
 # Events
@@ -81,7 +105,7 @@ def resolve(tx: Tx, row: int, by: By) -> None:
     known = _event(tx, row)
     if known.state in ("done", "ignored"):
         raise Declined(f"{known.event_id} is {known.state} already: there is nothing to resolve")
-    _check_lease(tx, known)
+    _check_lease(known, tx.now_ms)
     inbox.settle(tx, row, "ignored", by.reason)
     _write_down(tx, by, "events resolve", target_of(row), was=known.state)
 
@@ -91,7 +115,7 @@ def attribute(tx: Tx, row: int, workspace: str, by: By) -> None:
     known = _event(tx, row)
     if known.is_final:
         raise Declined(f"{known.event_id} is {known.state}: only an unfinished event is attributed")
-    _check_lease(tx, known)
+    _check_lease(known, tx.now_ms)
     _check_name("workspace", workspace)
     inbox.attribute(tx, row, workspace)
     _write_down(tx, by, "parked attribute", target_of(row), was=known.state, workspace=workspace)
@@ -107,7 +131,7 @@ def replay(
         batch = rows[start : start + DUE_MAX]
         jobs = [
             Job(
-                functools.partial(_replay, processor=processor, row=row, by=by),
+                _replay_job(store, processor, row, by),
                 functools.partial(_keep, processor=processor, row=row, by=by),
             )
             for row in batch
@@ -127,10 +151,44 @@ def drain(store: Store, processor: Processor) -> None:
         time.sleep(GAP_S)
 
 
-def _replay(tx: Tx, *, processor: Processor, row: int, by: By) -> Outcome:
+def _replay_job(store: Store, processor: Processor, row: int, by: By) -> Callable[[Tx], Outcome]:
+    """The event's prepare functions run now, outside the transaction that the job runs in."""
+
+    def read(snapshot: Snapshot, now_ms: int) -> Event:
+        known = _event(snapshot, row)
+        # Asked again in the job; but by then the functions have run, and reached out.
+        _check_lease(known, now_ms)
+        return stored_event(snapshot, processor.settings, known)
+
+    try:
+        event = store.look(read)
+    except (Absent, Declined, NotReplayable) as error:
+        return _raising(error)
+    if event is None:
+        return _raising(Declined("the file can't be read now: try again"))
+    try:
+        prepared = processor.prepare(event)
+    except (Exception, SystemExit) as error:
+        # The founder's code may raise anything; nothing was changed yet.
+        return _raising(Declined(f"a prepare function failed{failure_of(error)}"))
+    return functools.partial(_replay, processor=processor, row=row, by=by, prepared=prepared)
+
+
+def _raising(error: Exception) -> Callable[[Tx], Outcome]:
+    def run(tx: Tx) -> Outcome:
+        raise error
+
+    return run
+
+
+def _replay(
+    tx: Tx, *, processor: Processor, row: int, by: By, prepared: Mapping[str, object]
+) -> Outcome:
     known = _event(tx, row)
-    _check_lease(tx, known)
-    outcome = processor.replay(tx, row)
+    _check_lease(known, tx.now_ms)
+    # One whose worker ended would seem to run for ever.
+    attempts.close(tx, event=row)
+    outcome = processor.replay(tx, row, prepared)
     _write_down(tx, by, "replay", target_of(row), was=known.state, became=outcome.word)
     return outcome
 
@@ -152,19 +210,22 @@ def _replayed(row: int, job: Job[Outcome]) -> Replayed:
     raise job.error
 
 
-def _event(tx: Tx, row: int) -> Row:
-    known = inbox.by_row(tx, row)
+def _event(snapshot: Snapshot, row: int) -> Row:
+    known = inbox.by_row(snapshot, row)
     if known is None:
         raise Absent(f"there is no event {row}")
     return known
 
 
-def _check_lease(tx: Tx, known: Row) -> None:
-    if known.lease_until_ms is not None and known.lease_until_ms > tx.now_ms:
-        left_s = (known.lease_until_ms - tx.now_ms) // 1000 + 1
+def _check_lease(known: Row, now_ms: int) -> None:
+    _check_free(known.event_id, known.lease_until_ms, now_ms)
+
+
+def _check_free(what: str, lease_until_ms: int | None, now_ms: int) -> None:
+    if lease_until_ms is not None and lease_until_ms > now_ms:
+        left_s = (lease_until_ms - now_ms) // 1000 + 1
         raise Declined(
-            f"a worker is trying {known.event_id} now: try again in {left_s} s, "
-            "when its lease has ended"
+            f"a worker is trying {what} now: try again in {left_s} s, when its lease has ended"
         )
 
 
@@ -179,6 +240,98 @@ def resolve_conflict(tx: Tx, number: int, by: By) -> None:
     if not conflicts.resolve(tx, number):
         raise Declined(f"conflict {number} is resolved already")
     _write_down(tx, by, "conflicts resolve", target_of(known.event), conflict=number)
+
+
+# Messages
+
+
+def retry_messages(
+    store: Store, settings: Settings, numbers: Sequence[int], by: By
+) -> Iterator[list[Acted]]:
+    """Make messages due now; yields as batches commit, with the reason for each that was not."""
+    for start in range(0, len(numbers), DUE_MAX):
+        if start:
+            time.sleep(GAP_S)
+        batch = numbers[start : start + DUE_MAX]
+        jobs = [
+            Job(functools.partial(retry_message, settings=settings, number=number, by=by))
+            for number in batch
+        ]
+        store.write_all(jobs)
+        yield [_acted(number, job) for number, job in zip(batch, jobs, strict=True)]
+
+
+def retry_message(tx: Tx, settings: Settings, number: int, by: By) -> Message:
+    """Make it due now; returns it as it was.
+
+    One that did not render is rendered by the config as it is now. Raises Absent, or Declined
+    where it was sent or still does not render.
+    """
+    message = _message(tx, number)
+    if message.state == "sent":
+        raise Declined(f"message {number} is sent: it is not sent again")
+    if not message.is_written:
+        _write_again(tx, settings, message)
+    outbox.retry(tx, number, message.last_error, tx.now_ms)
+    _write_down(tx, by, "outbox retry", target_of_message(number), was=message.state)
+    return message
+
+
+def resolve_message(tx: Tx, number: int, *, sent: bool, by: By) -> None:
+    """Say of a message in review whether it was received. Raises Absent or Declined."""
+    message = _message(tx, number)
+    if message.state != "review":
+        raise Declined(
+            f"message {number} is {message.state}: only one in review has an outcome to be told"
+        )
+    if sent:
+        outbox.settle(tx, number, "sent", None)
+    else:
+        outbox.retry(tx, number, message.last_error, tx.now_ms)
+    became = "sent" if sent else "pending"
+    _write_down(tx, by, "outbox resolve", target_of_message(number), was="review", became=became)
+
+
+def cancel_message(tx: Tx, number: int, by: By) -> Message:
+    """Say that it is not to be sent; returns it as it was. Raises Absent or Declined."""
+    message = _message(tx, number)
+    if message.state in ("sent", "cancelled"):
+        raise Declined(f"message {number} is {message.state} already: there is nothing to cancel")
+    outbox.settle(tx, number, "cancelled", message.last_error)
+    _write_down(tx, by, "outbox cancel", target_of_message(number), was=message.state)
+    return message
+
+
+def _message(tx: Tx, number: int) -> Message:
+    """A message that no worker is trying; an attempt that never ended is closed."""
+    message = outbox.by_id(tx, number)
+    if message is None:
+        raise Absent(f"there is no message {number}")
+    _check_free(f"message {number}", message.lease_until_ms, tx.now_ms)
+    attempts.close(tx, message=number)
+    return message
+
+
+def _write_again(tx: Tx, settings: Settings, message: Message) -> None:
+    """Render a message that did not render before: nothing of it was ever sent."""
+    try:
+        assert message.event is not None, "a message is owed by an event"
+        event = stored_event(tx, settings, _event(tx, message.event))
+        outbox.write(tx, message.id, rules.write_again(tx, settings, event, message))
+    except (Unjudgeable, NotReplayable) as error:
+        raise Declined(
+            f"message {message.id} does not render: {error}; correct "
+            f"destinations.{message.destination}, or `receiver outbox cancel {message.id}`"
+        ) from error
+
+
+def _acted(number: int, job: Job[Message]) -> Acted:
+    match job.error:
+        case None:
+            return Acted(number, job.result)
+        case Declined() | Absent():
+            return Acted(number, None, str(job.error))
+    raise job.error
 
 
 # Links

@@ -159,6 +159,8 @@ def advice(settings: Settings, source: str, sample: Sample, word: str) -> str:
         return _after_done(settings, source, rules, sample)
     if word == "parked":
         return _after_parked(settings, source, rules, sample)
+    if word == "pending":
+        return _after_pending(settings, source, sample)
     if word == "ignored":
         return _after_ignored(settings.sources[source], rules, sample)
     if word == "rejected":
@@ -183,12 +185,22 @@ def _after_done(settings: Settings, source: str, rules: Sequence[Rule], sample: 
         return "`receiver balance`"
     if any(isinstance(effect, Record) for effect in effects):
         return "`receiver records`"
+    if any(rule.send for rule in rules):
+        return "`receiver outbox list`"
     customer = next((_customer(rule, sample) for rule in rules), None)
     for rule in settings.rules:
         event_type = _concrete(rule)
         if source in rule.sources and rule.customer is not None and event_type is not None:
             return _send(source, event_type, customer=customer)
     return _show(sample)
+
+
+def _after_pending(settings: Settings, source: str, sample: Sample) -> str:
+    if settings.sources[source].mode != "queued":
+        return f"a handler failed: {_show(sample)} has its error"
+    if settings.worker.run == "separate":
+        return f"`receiver work` applies it, if it is running: {_show(sample)}"
+    return f"the worker applies it: {_show(sample)}"
 
 
 def _after_parked(settings: Settings, source: str, rules: Sequence[Rule], sample: Sample) -> str:

@@ -5,12 +5,14 @@ import shlex
 
 from receiver.console import rfc3339
 from store import inbox
+from store.attempts import Attempt
 from store.conflicts import Conflict
 from store.database import Snapshot
 from store.inbox import Row
 from store.ledger import Entry
 from store.links import Link
 from store.operations import Key
+from store.outbox import Message
 from store.parked import Fact
 from store.records import Record
 
@@ -121,6 +123,48 @@ def link(one: Link) -> dict[str, object]:
         "workspace": one.workspace,
         "created_at": rfc3339(one.created_ms),
     }
+
+
+def message(one: Message) -> dict[str, object]:
+    """A message, without its body; `event` is the row of the event that owes it."""
+    return {
+        "id": one.id,
+        "operation_key": one.operation_key,
+        **key(one.key),
+        "destination": one.destination,
+        "name": one.name,
+        "state": one.state,
+        "attempts": one.attempts,
+        "last_error": one.last_error,
+        "created_at": rfc3339(one.created_ms),
+        "settled_at": rfc3339(one.settled_ms),
+        "next_attempt_at": rfc3339(one.next_attempt_ms),
+        "event": one.event,
+    }
+
+
+def recipient(one: Message) -> str:
+    """The destination of a message, and the name that tells it from others to the same."""
+    return f"{one.destination} ({one.name})" if one.name else one.destination
+
+
+def attempt(one: Attempt) -> dict[str, object]:
+    """One try at an event or a message."""
+    return {
+        "attempt": one.attempt,
+        "outcome": one.outcome,
+        "duration_ms": one.duration_ms,
+        "error": one.error,
+    }
+
+
+def attempt_words(one: Attempt) -> str:
+    """The same as part of a sentence, as in `number 2 failed after 1.5 s: 503`."""
+    if one.outcome is None:
+        return f"number {one.attempt} is running"
+    took = f" after {one.duration_ms / 1000:.3g} s" if one.duration_ms else ""
+    why = f": {one.error}" if one.error else ""
+    return f"number {one.attempt} {one.outcome}{took}{why}"
 
 
 def key(business_key: Key) -> dict[str, object]:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import msgspec
 
-from receiver import console
+from receiver import console, duties
 from receiver.config import Rule, Settings, Source, build
+from receiver.destinations import Destination
 from receiver.presets import Part, Scheme
 from receiver.shown import times
 from receiver.verify import Secret
@@ -52,7 +53,14 @@ def rules_of(settings: Settings, source: str) -> list[Rule]:
 
 
 def effect_of(rule: Rule) -> str:
-    return type(rule.effect).__name__.lower()
+    """The effect's word in the config; `send` for a rule that owes messages and nothing else."""
+    return "send" if rule.effect is None else type(rule.effect).__name__.lower()
+
+
+def destinations_of(settings: Settings, source: str) -> list[Destination]:
+    """Where the source's rules send, in the config's order."""
+    wanted = {send.to for rule in rules_of(settings, source) for send in rule.send}
+    return [one for name, one in settings.destinations.items() if name in wanted]
 
 
 def tolerance_of(source: Source) -> float | None:
@@ -92,9 +100,15 @@ def described(settings: Settings, source: Source, recent: Last) -> dict[str, obj
         "signatures": [signed_by(scheme) for scheme in contract.preset.schemes],
         "secrets": [_described_secret(secret) for secret in contract.secrets],
         "rules": [
-            {"operation": rule.operation, "on": list(rule.on), "effect": effect_of(rule)}
+            {
+                "operation": rule.operation,
+                "on": list(rule.on),
+                "effect": effect_of(rule),
+                "send": [{"to": send.to, "name": send.name} for send in rule.send],
+            }
             for rule in rules_of(settings, source.name)
         ],
+        "worker": settings.worker.run,
         "last_event_at": console.rfc3339(recent.event_ms),
         "last_rejection": refused[0] if refused else None,
         "rejections": refused,
@@ -133,6 +147,11 @@ def fields(
         ("gzip", "accepted" if source.body_gzip else None),
         ("allowed", ", ".join(map(str, source.allow_ips)) or None),
         *(("rule", _rule(rule)) for rule in rules_of(settings, source.name)),
+        *(
+            ("destination", f"{one.name}: {duties.place_of(one)}")
+            for one in destinations_of(settings, source.name)
+        ),
+        ("worker", duties.worker_of(settings)),
         ("last event", console.moment(recent.event_ms, now_ms)),
         *(("rejected", _rejection(one, now_ms)) for one in recent.rejections),
         ("rejected", None if recent.rejections else "nothing"),
@@ -159,7 +178,9 @@ def _described_rejection(refused: Rejection) -> dict[str, object]:
 
 
 def _rule(rule: Rule) -> str:
-    return f"{rule.operation}: {effect_of(rule)} on {', '.join(rule.on)}"
+    words = f"{rule.operation}: {effect_of(rule)} on {', '.join(rule.on)}"
+    messages = (f"{send.to} ({send.name})" if send.name else send.to for send in rule.send)
+    return f"{words}; messages to {', '.join(messages)}" if rule.send else words
 
 
 def _mode(source: Source) -> str:

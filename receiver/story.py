@@ -19,6 +19,7 @@ from store import (
     ledger,
     links,
     operations,
+    outbox,
     parked,
     records,
 )
@@ -63,6 +64,7 @@ def tell(snapshot: Snapshot, settings: Settings, row: Row) -> Story:
         *_parking(snapshot, row, waits_for),
         *_attempts(snapshot, row),
         *_changes(snapshot, settings, row),
+        *_messages(snapshot, row),
         *_end(row),
     ]
     moments.sort(key=lambda moment: moment.at_ms)
@@ -103,14 +105,20 @@ def _end(row: Row) -> Iterator[Moment]:
 
 def _attempts(snapshot: Snapshot, row: Row) -> Iterator[Moment]:
     for one in attempts.of_event(snapshot, row.id)[-TOLD_MAX:]:
-        outcome = one.outcome or "is running"
-        error = f": {one.error}" if one.error else ""
-        yield Moment(
-            one.started_ms,
-            "attempt",
-            f"number {one.attempt} {outcome}{error}",
-            {"attempt": one.attempt, "outcome": one.outcome, "error": one.error},
-        )
+        yield Moment(one.started_ms, "attempt", shown.attempt_words(one), shown.attempt(one))
+
+
+# What it owes
+
+
+def _messages(snapshot: Snapshot, row: Row) -> Iterator[Moment]:
+    for one in outbox.of_event(snapshot, row.id)[:TOLD_MAX]:
+        to = f"message {one.id} to {shown.recipient(one)}"
+        words = f"{to} is {one.state}" + (f": {one.last_error}" if one.last_error else "")
+        yield Moment(one.created_ms, "message", words, shown.message(one))
+        for attempt in attempts.of_message(snapshot, one.id)[-TOLD_MAX:]:
+            facts = shown.attempt(attempt) | {"message": one.id}
+            yield Moment(attempt.started_ms, "send", f"{to}: {shown.attempt_words(attempt)}", facts)
 
 
 # What it changed, and what others had changed before it
@@ -254,13 +262,26 @@ def _next_steps(
         yield from waiting_steps(waits_for, name)
     elif row.state == "quarantined":
         yield f"correct the rule or the data, then `receiver replay {name}`"
-    elif row.state in ("pending", "dead") and row.next_attempt_ms is None:
-        yield f"when the cause is gone: `receiver replay {name}`"
+    elif row.state in ("pending", "dead"):
+        yield f"{_when(row)}: `receiver replay {name}`"
     if row.state in ("parked", "quarantined", "dead"):
         yield f"if it needs nothing more: `receiver events resolve {name} --reason TEXT`"
+    yield from _steps_beside(snapshot, row)
+
+
+def _when(row: Row) -> str:
+    if row.lease_until_ms is not None:
+        return "a worker has it until its lease ends; after that"
+    return "when the cause is gone" if row.next_attempt_ms is None else "to try it now"
+
+
+def _steps_beside(snapshot: Snapshot, row: Row) -> Iterator[str]:
     for one in conflicts.of_event(snapshot, row.id):
         if one.resolved_ms is None:
             yield f"`receiver conflicts show {one.id}` shows what differs"
+    for message in outbox.of_event(snapshot, row.id)[:TOLD_MAX]:
+        if message.state in ("review", "dead"):
+            yield f"`receiver outbox show {message.id}` says what to do with that message"
 
 
 def waiting_steps(fact: parked.Fact, name: str) -> Iterator[str]:

@@ -376,20 +376,33 @@ def test_the_examples_in_the_new_config_are_valid_once_uncommented(
 ) -> None:
     run("init")
     path = tmp_path / "receiver.toml"
-    before, feedback = path.read_text().split("# Feedback, as an example")
+    before, rest = path.read_text().split("# Feedback, as an example")
+    feedback, destinations = rest.split("# Destinations:")
     # Prose is not indented by an assignment, a table's head or a bracket; examples are.
     example = re.compile(r"^# ((?:\[|[a-z_.]+ = |  \S|'''|\]).*)$", re.MULTILINE)
-    text = example.sub(r"\1", before)
+    text = example.sub(r"\1", before + "# " + destinations)
     text = text.replace("grant = {", "# grant = {")
-    secrets = {"GITHUB_WEBHOOK_SECRET": "a", "SHOPIFY_CLIENT_SECRET": "b"}
+    secrets = {
+        "GITHUB_WEBHOOK_SECRET": "a",
+        "SHOPIFY_CLIENT_SECRET": "b",
+        "SMTP_URL": "smtp://user:password@mail.example.com:587",
+        "SLACK_WEBHOOK_URL": "https://hooks.slack.com/services/T0/B0/x",
+        "DISCORD_WEBHOOK_URL": "https://discord.com/api/webhooks/1/x",
+        "APP_WEBHOOK_SECRET": "whsec_" + "QUJD" * 8,
+    }
 
     path.write_text(text)
     settings = load(path, environment=secrets)
 
     assert set(settings.sources) == {"stripe", "github", "shopify"}
-    assert len(settings.rules) == 7
+    assert len(settings.rules) == 9
+    names = ["confirmation", "slack", "discord", "ntfy", "app", "deploy"]
+    assert list(settings.destinations) == names
+    assert {send.to for rule in settings.rules for send in rule.send} <= set(names)
+    missing = "/usr/local/bin/deploy is no program that this user can run"
+    assert settings.warnings == (f"destinations.deploy.argv[0]: {missing}",)
     assert settings.handlers is not None
-    assert Handlers.load(settings.handlers).problem("welcome_bonus") is None
+    assert Handlers.load(settings.handlers).problem("welcome_bonus", ("event", "tx")) is None
     assert "<from 3>" in feedback
 
 
@@ -862,6 +875,7 @@ def test_check_says_to_people_what_is_fine(run: Run, world: World) -> None:
     assert result.exit_code == 0
     assert [line.split()[:2] for line in lines] == [
         ["fine", "config:"],
+        ["fine", "worker:"],
         ["fine", "handlers:"],
         ["fine", "database:"],
     ]

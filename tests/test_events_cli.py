@@ -1,5 +1,6 @@
 """`receiver events`, `replay`, `parked` and `conflicts`, as an operator uses them."""
 
+import functools
 import json
 import os
 import re
@@ -11,7 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from store import inbox
+from store import attempts, inbox, outbox
 from tests.command import Command
 from tests.conftest import CONFIG, NOW_MS, World
 
@@ -601,3 +602,201 @@ def test_tail_ends_when_nobody_reads_it_any_more(world: World) -> None:
         code, errors = process.wait(timeout=30), process.stderr.read()
 
     assert (code, errors) == (0, "")
+
+
+# What the worker does
+
+
+QUEUED = """
+[sources.slow]
+scheme = "stripe"
+secrets = ["env:STRIPE"]
+mode = "queued"
+
+[[rules]]
+operation = "ask"
+source = "slow"
+on = ["ask"]
+subject = "data.object.id"
+prepare = "ask"
+call = "use"
+"""
+
+ASKED = """
+import pathlib
+
+
+def ask(event):
+    with open(pathlib.Path(__file__).with_name("asked"), "a") as file:
+        file.write(event.id + " ")
+    return eval(event.body["data"]["object"]["answer"])
+
+
+def use(event, tx):
+    tx.grant("credits", event.prepared, workspace="acme")
+
+
+def welcome(event, tx):
+    raise ValueError("boom")
+"""
+
+SENDING = """
+[[rules]]
+operation = "announce"
+source = "stripe"
+on = ["invoice.announced"]
+subject = "data.object.id"
+send = [{ to = "app" }, { to = "app", name = "again" }]
+
+[destinations.app]
+kind = "http"
+url = "http://127.0.0.1:1/"
+"""
+
+
+def with_worker(world: World, handlers: str = ASKED) -> None:
+    """A worker is to run; none does, so what it has to do is left as it stands."""
+    (world.folder / "handlers.py").write_text(handlers)
+    text = CONFIG.replace('run = "off"', 'run = "inside"\nattempts_max = 1')
+    world.configure(text + QUEUED + SENDING)
+
+
+def fix(world: World) -> None:
+    (world.folder / "handlers.py").write_text(ASKED.replace('raise ValueError("boom")', "pass"))
+
+
+def asked(world: World) -> list[str]:
+    path = world.folder / "asked"
+    return path.read_text().split() if path.exists() else []
+
+
+def test_dead_events_are_listed_with_their_error_and_replayed_once_fixed(
+    world: World, command: Command
+) -> None:
+    with_worker(world)
+    world.stripe("evt_1", "handler.called", id="h")
+    assert world.state("evt_1") == "dead"
+
+    [listed] = command.objects("events", "list", "--state", "dead")
+    out = command("events", "list", "--state", "dead").out
+    [shown] = command.objects("events", "show", "evt_1")
+    still = command("replay", "evt_1")
+    fix(world)
+    ran = command("replay", "--state", "dead", "--reason", "fixed")
+
+    assert (listed["id"], listed["attempts"]) == ("evt_1", 1)
+    assert "ValueError: boom" in out
+    assert shown["next"][0] == "when the cause is gone: `receiver replay evt_1`"
+    assert (still.code, still.out.splitlines()[0]) == (
+        1,
+        "evt_1  dead: welcome at handlers.py:16: ValueError: boom",
+    )
+    assert (ran.code, ran.out) == (0, "evt_1  done\n")
+    tried = [words for what, words in words_of(command.objects("events", "show", "evt_1")[0])]
+    assert [words for words in tried if "boom" in words] == [
+        "number 1 failed: welcome at handlers.py:16: ValueError: boom",
+        "number 2 failed: welcome at handlers.py:16: ValueError: boom",
+    ]
+
+
+def test_a_pending_event_is_replayed_before_its_next_attempt(
+    world: World, command: Command
+) -> None:
+    with_worker(world)
+    world.configure((world.folder / "receiver.toml").read_text().replace("max = 1\n", "max = 9\n"))
+    world.processor.random = lambda: 0.9
+    world.stripe("evt_1", "handler.called", id="h")
+    [shown] = command.objects("events", "show", "evt_1")
+    fix(world)
+
+    ran = command("replay", "evt_1")
+
+    assert shown["next"] == ["to try it now: `receiver replay evt_1`"]
+    assert (ran.code, world.event("evt_1").next_attempt_ms) == (0, None)
+
+
+def test_a_replay_of_a_queued_event_runs_its_prepare_function_first(
+    world: World, command: Command
+) -> None:
+    with_worker(world)
+    assert world.stripe("evt_1", "ask", source="slow", id="a", answer="40 + 2") == "pending"
+
+    ran = command("replay", "--state", "pending")
+
+    assert (ran.code, world.balance(), asked(world)) == (0, 42, ["evt_1"])
+
+
+@pytest.mark.parametrize("answer", ["1 / 0", "exit(3)"])
+def test_a_prepare_function_that_fails_is_told_and_changes_nothing(
+    world: World, command: Command, answer: str
+) -> None:
+    with_worker(world)
+    world.stripe("evt_1", "ask", source="slow", id="a", answer=answer)
+    before = world.event("evt_1", source="slow")
+
+    ran = command("replay", "evt_1")
+
+    assert ran.code == 1
+    assert "evt_1  not run: a prepare function failed at " in ran.out
+    assert world.event("evt_1", source="slow") == before
+
+
+def test_a_replay_leaves_what_a_worker_has_and_does_not_prepare_it(
+    world: World, command: Command
+) -> None:
+    with_worker(world)
+    world.stripe("evt_1", "ask", source="slow", id="a", answer="1")
+    until_ms = world.clock() + 5000
+    world.store.write(lambda tx: inbox.lease(tx, "w", until_ms, 86_400_000))
+
+    ran = command("replay", "evt_1")
+    [shown] = command.objects("events", "show", "evt_1")
+
+    assert "a worker is trying evt_1 now: try again in 6 s" in ran.out
+    assert asked(world) == []
+    assert "a worker has it until its lease ends" in shown["next"][0]
+    assert "leased until" in command("events", "show", "evt_1").out
+
+
+def test_a_replay_closes_the_attempt_of_a_worker_that_ended(world: World, command: Command) -> None:
+    with_worker(world)
+    world.stripe("evt_1", "ask", source="slow", id="a", answer="1")
+    until_ms = world.clock() + 5000
+    world.store.write(lambda tx: inbox.lease(tx, "w", until_ms, 86_400_000))
+    world.store.write(lambda tx: attempts.start(tx, 1, event=1))
+    world.clock.now_ms += 6000
+
+    ran = command("replay", "evt_1")
+    [shown] = command.objects("events", "show", "evt_1")
+
+    assert ran.code == 0
+    assert ("attempt", "number 1 unknown after 6 s: its lease ran out") in words_of(shown)
+
+
+def test_the_story_tells_the_messages_that_an_event_owes_and_their_sends(
+    world: World, command: Command
+) -> None:
+    with_worker(world)
+    world.stripe("evt_1", "invoice.announced", id="in_1")
+    for number, outcome in ((1, "sent"), (2, "dead")):
+        world.store.write(functools.partial(attempts.start, attempt=1, message=number))
+        world.clock.now_ms += 1500
+        world.store.write(
+            functools.partial(
+                attempts.finish, attempt=1, outcome=outcome, error=None, message=number
+            )
+        )
+        why = "404 Not Found" if outcome == "dead" else None
+        world.store.write(
+            functools.partial(outbox.settle, message=number, state=outcome, error=why)
+        )
+
+    [shown] = command.objects("events", "show", "evt_1")
+
+    told = words_of(shown)
+    assert ("message", "message 1 to app is sent") in told
+    assert ("message", "message 2 to app (again) is dead: 404 Not Found") in told
+    assert ("send", "message 1 to app: number 1 sent after 1.5 s") in told
+    assert shown["next"] == ["`receiver outbox show 2` says what to do with that message"]
+    [sent] = [one for one in shown["story"] if one["what"] == "message" and one["id"] == 1]
+    assert sent["operation_key"].startswith("op_")

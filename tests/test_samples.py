@@ -9,9 +9,10 @@ import pytest
 
 from receiver import samples
 from receiver.config import Settings, load
-from receiver.samples import Wish, change, make, parse_change
+from receiver.samples import Sample, Wish, change, make, parse_change
 from receiver.verify import Delivery, Event, verify
-from tests.conftest import NOW_MS
+from tests import conftest
+from tests.conftest import NOW_MS, World
 
 URL = "https://hooks.example.com/webhooks/x"
 CONFIG = """
@@ -261,3 +262,45 @@ def test_a_test_event_on_a_live_source_is_told_as_such(settings: Settings) -> No
     words = samples.advice(settings, "live", sample, "ignored")
 
     assert words.startswith("a test event on a live source is ignored")
+
+
+# What to try next
+
+
+ADVISED = """
+[sources.slow]
+scheme = "stripe"
+secrets = ["env:STRIPE"]
+mode = "queued"
+
+[[rules]]
+operation = "tell"
+source = "stripe"
+on = ["told"]
+send = [{ to = "app" }]
+
+[destinations.app]
+kind = "http"
+url = "http://127.0.0.1:1/"
+"""
+
+
+@pytest.mark.parametrize(
+    ("run", "source", "event_type", "word", "advised"),
+    [
+        ("inside", "slow", "any", "pending", "the worker applies it: `receiver events show e`"),
+        ("separate", "slow", "any", "pending", "`receiver work` applies it, if it is running"),
+        ("inside", "stripe", "told", "pending", "a handler failed: `receiver events show e`"),
+        ("inside", "stripe", "told", "done", "`receiver outbox list`"),
+        ("inside", "stripe", "feedback.created", "done", "`receiver records`"),
+    ],
+)
+def test_what_is_advised_after_an_answer_fits_it(
+    world: World, run: str, source: str, event_type: str, word: str, advised: str
+) -> None:
+    world.configure(conftest.CONFIG.replace('run = "off"', f'run = "{run}"') + ADVISED)
+    sample = Sample("e", event_type, [], b"{}", {})
+
+    words = samples.advice(world.processor.settings, source, sample, word)
+
+    assert words.startswith(advised)
