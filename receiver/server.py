@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import errno
 import functools
+import gc
 import logging
 import os
 import resource
@@ -40,6 +41,8 @@ from store.writer import Writer
 
 T = TypeVar("T")
 
+#: Containers made and not freed before the garbage collector looks for cycles.
+COLLECT_AFTER = 20_000
 #: Seconds that open connections get to finish when the server stops.
 DRAIN_S = 2.0
 #: Seconds that the last answers get once everything is written.
@@ -95,6 +98,7 @@ def serve(
     """
     processor = Processor.load(config.load(config_path))
     settings = processor.settings
+    spare_collector()
 
     def clock() -> int:
         return clock_ns() // 1_000_000
@@ -111,6 +115,17 @@ def serve(
         flush_log(runner.get_loop(), lines)
         runner.run(_serve(processor, store, clock, limits, sockets, ready))
     return 0
+
+
+def spare_collector() -> None:
+    """Let the garbage collector look less often, and never at what stays for good.
+
+    Each decoded body makes hundreds of containers, none of them in a cycle: at Python's own
+    threshold they are traversed for nothing after every other delivery.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(COLLECT_AFTER)
 
 
 async def _serve(
