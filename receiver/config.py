@@ -120,7 +120,8 @@ class Worker(msgspec.Struct, frozen=True):
 
     run: Literal["inside", "separate", "off"] = "inside"
     threads: int = 2
-    attempts_max: int = 150
+    # More than the pauses leave room for in three days: by default it is age that ends it.
+    attempts_max: int = 200
     age_max_s: int = 259_200
     backoff_first_s: int = 5
     backoff_max_s: int = 3_600

@@ -46,6 +46,14 @@ def test_what_failed_together_does_not_come_back_together() -> None:
         assert min(tenths) > 0
 
 
+def test_it_is_age_that_ends_it_by_default() -> None:
+    for seed in range(1_000):
+        times = schedule(seed)
+
+        assert len(times) < WORKER.attempts_max
+        assert times[-1] > WORKER.age_max_s * 1000
+
+
 def test_age_alone_kills_nothing_before_a_dozen_attempts() -> None:
     """The machine was off for a month, or the clock was set forward."""
     assert not is_spent(WORKER, 11, WORKER.attempts_max, 30 * DAY_MS)

@@ -349,7 +349,7 @@ def test_the_worker_is_parsed(whole: Path) -> None:
 
 
 def test_a_worker_left_out_runs_inside_and_goes_on_for_three_days(tmp_path: Path) -> None:
-    assert taken(tmp_path, SOURCE).worker == Worker("inside", 2, 150, 259_200, 5, 3_600)
+    assert taken(tmp_path, SOURCE).worker == Worker("inside", 2, 200, 259_200, 5, 3_600)
     assert taken(tmp_path, "worker = {}" + SOURCE).worker == Worker()
 
 
