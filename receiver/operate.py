@@ -3,7 +3,7 @@
 import functools
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, NamedTuple, NoReturn
 
 from receiver import effects, rules
@@ -13,6 +13,7 @@ from receiver.process import (
     DUE_MAX,
     NotReplayable,
     Outcome,
+    Prepared,
     Processor,
     failure_of,
     stored_event,
@@ -181,9 +182,7 @@ def _raising(error: Exception) -> Callable[[Tx], Outcome]:
     return run
 
 
-def _replay(
-    tx: Tx, *, processor: Processor, row: int, by: By, prepared: Mapping[str, object]
-) -> Outcome:
+def _replay(tx: Tx, *, processor: Processor, row: int, by: By, prepared: Prepared) -> Outcome:
     known = _event(tx, row)
     _check_lease(known, tx.now_ms)
     # One whose worker ended would seem to run for ever.

@@ -49,11 +49,22 @@ class Verdict(NamedTuple):
     failure: str | None = None
 
 
+class Prepared(NamedTuple):
+    """What prepare functions gave, by operation; or what one of them `said` instead."""
+
+    results: Mapping[str, object] = MappingProxyType({})
+    said: Park | Quarantine | Unjudgeable | None = None
+
+
+#: Where there is no prepare function.
+UNPREPARED = Prepared()
+
+
 class Try(NamedTuple):
     """One attempt at a stored event.
 
-    A `leased` one was counted and written down when the worker took it. `prepared` is what
-    the rules' prepare functions gave, by operation; `workspace` is the operator's attribution.
+    A `leased` one was counted and written down when the worker took it. `workspace` is the
+    operator's attribution.
     """
 
     row: int
@@ -61,7 +72,7 @@ class Try(NamedTuple):
     received_ms: int
     workspace: str | None = None
     leased: bool = False
-    prepared: Mapping[str, object] = MappingProxyType({})
+    prepared: Prepared = UNPREPARED
 
 
 class NotReplayable(Exception):
@@ -139,9 +150,7 @@ class Processor:
             for row in rows
         ]
 
-    def replay(
-        self, tx: Tx, row: int, prepared: Mapping[str, object] = MappingProxyType({})
-    ) -> Outcome:
+    def replay(self, tx: Tx, row: int, prepared: Prepared = UNPREPARED) -> Outcome:
         """Run a stored event again, whatever its state, by the same idempotent path.
 
         `prepared` is what `prepare` gave for it. Raises NotReplayable.
@@ -152,18 +161,21 @@ class Processor:
         this = _try_of(known)._replace(prepared=prepared)
         return self._run(tx, this, stored_event(tx, self.settings, known))
 
-    def prepare(self, event: Event) -> dict[str, object]:
-        """What the prepare functions of the event's rules give, by operation.
+    def prepare(self, event: Event) -> Prepared:
+        """Run the prepare functions of the event's rules.
 
-        Outside any transaction, since they may use the network. Raises what they raise.
+        Outside any transaction, since they may use the network. Raises what they raise, but
+        for what a handler may say too.
         """
         if event.defect is not None or event.test:
-            return {}
-        return rules.prepare(
-            self.settings.rules_for(event.source, event.type), event, self.handlers
-        )
+            return UNPREPARED
+        matching = self.settings.rules_for(event.source, event.type)
+        try:
+            return Prepared(rules.prepare(matching, event, self.handlers))
+        except (Park, Quarantine, Unjudgeable) as said:
+            return Prepared(said=said)
 
-    def work(self, tx: Tx, known: Row, prepared: Mapping[str, object]) -> Outcome:
+    def work(self, tx: Tx, known: Row, prepared: Prepared) -> Outcome:
         """Make the attempt that a worker has leased and still holds."""
         this = _try_of(known, leased=True)._replace(prepared=prepared)
         try:
@@ -243,22 +255,22 @@ class Processor:
             return Verdict("quarantined", event.defect)
         if event.test:
             return Verdict("ignored", "a test event on a live source")
+        if this.prepared.said is not None:
+            return _said(event, this.prepared.said)
         case = rules.Case(
             event,
             this.row,
             this.workspace,
             self.handlers,
             self.settings.destinations,
-            this.prepared,
+            this.prepared.results,
         )
         begun: list[str] = []
         try:
             with tx.attempt:
                 applied = self._apply_rules(tx, case, begun)
-        except Park as park:
-            return Verdict("parked", words_of(park), _fact(event, park))
-        except (Quarantine, Unjudgeable) as error:
-            return Verdict("quarantined", words_of(error))
+        except (Park, Quarantine, Unjudgeable) as said:
+            return _said(event, said)
         except (TransactionLost, Unavailable):
             raise
         except BaseException as error:
@@ -406,6 +418,12 @@ def _keep_conflict(
         received_ms=event.received_ms,
         request_id=request_id,
     )
+
+
+def _said(event: Event, said: Park | Quarantine | Unjudgeable) -> Verdict:
+    if isinstance(said, Park):
+        return Verdict("parked", words_of(said), _fact(event, said))
+    return Verdict("quarantined", words_of(said))
 
 
 def _fact(event: Event, park: Park) -> Fact:

@@ -13,7 +13,7 @@ from receiver import dispatch, process
 from receiver.destinations import Destination, Later, Result, Senders, Unknown, one_line
 from receiver.dispatch import LEASE_SPARE_S, Leased
 from receiver.handlers import place_of
-from receiver.process import NotReplayable, Outcome, Processor
+from receiver.process import UNPREPARED, NotReplayable, Outcome, Prepared, Processor
 from store import attempts, inbox, outbox
 from store.database import Snapshot, Tx
 from store.errors import Unavailable
@@ -229,11 +229,11 @@ class Events(Group):
         )
         return 0
 
-    def _prepare(self, processor: Processor, known: Row) -> dict[str, object]:
+    def _prepare(self, processor: Processor, known: Row) -> Prepared:
         """What the rules' prepare functions give; with the network, so outside a transaction."""
         rules = processor.settings.rules_for(known.endpoint, known.type)
         if all(rule.prepare is None for rule in rules):
-            return {}
+            return UNPREPARED
         try:
             event = self.write_surely(
                 lambda tx: process.stored_event(tx, processor.settings, known),
@@ -241,7 +241,7 @@ class Events(Group):
             )
         except NotReplayable:
             # Said again, and written down, when it is applied.
-            return {}
+            return UNPREPARED
         return processor.prepare(event)
 
     def _fail(self, taken: Taken, why: str) -> None:

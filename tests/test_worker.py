@@ -148,7 +148,13 @@ call = "use"
 """
 
 ASKED = """
+from receiver import Park, Quarantine
+
 asked = []
+
+
+def say(said):
+    raise said
 
 
 def ask(event):
@@ -224,6 +230,22 @@ def test_a_prepare_function_that_fails_is_a_failed_attempt(works: Works) -> None
     assert "ZeroDivisionError" in str(row.last_error)
     assert row.next_attempt_ms is not None
     assert world.clock() <= row.next_attempt_ms <= world.clock() + 5000
+
+
+@pytest.mark.parametrize(
+    ("said", "state"), [("Park('no mapping yet')", "parked"), ("Quarantine('odd')", "quarantined")]
+)
+def test_a_prepare_function_says_what_a_handler_may_say(
+    works: Works, said: str, state: str
+) -> None:
+    world = works.world
+    asking(world)
+
+    world.stripe("evt_1", "ask", source="slow", id="a", answer=f"say({said})")
+    works.look()
+
+    until(lambda: world.query("select state from receiver_events") == [(state,)])
+    assert tries(world) == [(1, state)]
 
 
 def test_a_failed_handler_of_a_sync_source_is_answered_pending_and_tried_again(
