@@ -368,3 +368,10 @@ def project_files() -> Iterator[Path]:
         for path in ROOT.joinpath(folder).rglob("*"):
             if path.is_file() and "__pycache__" not in path.parts:
                 yield path
+
+
+def test_the_map_in_the_architecture_names_every_file_of_the_code() -> None:
+    named = set(re.findall(r"`(?:\w+/)?(\w+\.py)`", (ROOT / "ARCHITECTURE.md").read_text()))
+    files = {path.name for path in MODULES if path.name != "__init__.py"}
+
+    assert files == {name for name in named if name in files}
