@@ -737,9 +737,19 @@ source_option = click.option(
     "--source", metavar="NAME", help="Only events that this source received."
 )
 type_option = click.option("--type", metavar="TYPE", help="Only events of this type.")
+
+
+def _account(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    # It is part of keys: one that no event can have would never be found again.
+    if value is not None and (value != value.strip() or not (value.isprintable() or not value)):
+        raise click.BadParameter("has white space around it or a control character; copy it anew")
+    return value
+
+
 account_option = click.option(
     "--account",
     metavar="ACCOUNT",
+    callback=_account,
     help="The account at the sender [default: the one that the config pins, or none].",
 )
 why_option = click.option("--reason", required=True, metavar="TEXT", help="Why, for the audit log.")

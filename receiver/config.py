@@ -267,7 +267,7 @@ def load(
     env_file nor the files of handlers and TLS need to be there.
     """
     path = path.absolute()
-    return build(_read(path), path, secrets=secrets, environment=environment)
+    return build(read(path), path, secrets=secrets, environment=environment)
 
 
 def build(
@@ -281,7 +281,8 @@ def build(
     return _Builder(path, secrets, environment).settings(document)
 
 
-def _read(path: Path) -> dict[str, object]:
+def read(path: Path) -> dict[str, object]:
+    """The file's TOML, decoded and not judged. Raises ConfigError."""
     try:
         text = references.read_bytes(path, CONFIG_BYTES_MAX).decode("utf-8-sig")
         return tomllib.loads(text)

@@ -99,7 +99,7 @@ def print_table(
     that whatever names a thing can be copied; `prose` says that the last column may be.
     """
     texts = [[_text(cell) for cell in row] for row in rows]
-    if not sys.stdout.isatty():
+    if sys.stdout is None or not sys.stdout.isatty():
         _print_rows(headings, rows, texts, [[*range(len(headings))]], None)
         return
     room = shutil.get_terminal_size().columns

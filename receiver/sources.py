@@ -1,13 +1,12 @@
 """What a source demands, where it is reached and what came last, for the operator to read."""
 
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from receiver import console, duties
-from receiver.config import Rule, Settings, Source, build
+from receiver.config import Rule, Settings, Source, build, read
 from receiver.destinations import Destination
 from receiver.presets import Part, Scheme
 from receiver.shown import times
@@ -36,9 +35,10 @@ def with_secrets(source: Source, path: Path) -> Source:
 
     `path` is the configuration's, which must be valid. Raises ConfigError.
     """
-    with path.open("rb") as file:
-        document = tomllib.load(file)
-    alone: dict[str, object] = {"sources": {source.name: document["sources"][source.name]}}
+    document = read(path)
+    sources = document["sources"]
+    assert isinstance(sources, dict), "the configuration is valid"
+    alone: dict[str, object] = {"sources": {source.name: sources[source.name]}}
     shared = {key: document[key] for key in ("env_file", "public_url") if key in document}
     return build(alone | shared, path.absolute()).sources[source.name]
 

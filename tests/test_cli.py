@@ -1069,6 +1069,19 @@ def test_verify_judges_at_the_time_it_is_told(
     assert result.exit_code == (0 if verdict == "valid" else 1)
 
 
+def test_a_config_that_begins_with_a_byte_order_mark_serves_every_command(
+    run: Run, tmp_path: Path
+) -> None:
+    vector = VECTORS[0]
+    judge(tmp_path, vector, run)
+    path = tmp_path / "receiver.toml"
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+
+    result = run("verify", "x", "--request", "request.json", "--at", str(vector["now"]), "--json")
+
+    check_verdict(vector, result.exit_code, result.stdout)
+
+
 def test_verify_without_a_time_judges_now(run: Run, tmp_path: Path) -> None:
     configure(tmp_path)
 

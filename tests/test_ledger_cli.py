@@ -63,6 +63,20 @@ def test_a_link_is_of_one_account(world: World, command: Command) -> None:
     assert (world.balance(), world.balance("beta")) == (0, 100)
 
 
+@pytest.mark.parametrize("account", ["a\n", "acct_1 ", " acct_1", "a\u200b"])
+def test_an_account_that_no_event_can_have_is_refused(command: Command, account: str) -> None:
+    grant = ("--subject", "in_1", "--operation", "initial-credit-grant")
+    of = ("--workspace", "acme", "--amount", 100)
+
+    granted = command("ledger", "grant", "--source", "stripe", "--account", account, *grant, *of)
+    linked = command("links", "add", "stripe", "cus_1", "acme", "--account", account)
+
+    assert (granted.code, linked.code) == (2, 2)
+    assert "white space around it or a control character" in linked.err
+    assert command.objects("ledger", "list") == []
+    assert command.objects("links", "list") == []
+
+
 def test_a_link_of_a_pinned_source_is_of_its_account(world: World, command: Command) -> None:
     ran = command("links", "add", "shopify", "cus_1", "acme")
 
