@@ -7,6 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 import cli
+from receiver.commands import shared
 from tests.conftest import World
 
 
@@ -27,7 +28,7 @@ class Command:
     """`receiver`, with the clock and the config of a World."""
 
     def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(cli, "now_ms", world.clock)
+        monkeypatch.setattr(shared, "now_ms", world.clock)
         self.config = str(world.folder / "receiver.toml")
 
     def __call__(self, *arguments: str | int, typed: str | None = None) -> Ran:

@@ -15,8 +15,9 @@ import pytest
 from click.testing import CliRunner
 
 import cli
-from cli import now_ms
 from receiver import demo
+from receiver.commands.shared import now_ms
+from receiver.commands.trying import program
 from store import inbox, ledger
 from store.database import snapshot
 
@@ -136,7 +137,7 @@ def test_the_command_is_named_as_it_was_started(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(sys, "argv", ["bin/my receiver", "demo"])
     monkeypatch.setenv("PATH", "/nowhere")
 
-    assert cli.program() == f"'{Path.cwd()}/bin/my receiver'"
+    assert program() == f"'{Path.cwd()}/bin/my receiver'"
 
 
 def test_a_rule_that_grants_99_is_found(folder: Path) -> None:

@@ -1,0 +1,288 @@
+"""The commands about the inbox: list, show, tail, resolve, and replay."""
+
+import contextlib
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from receiver import console
+from receiver.commands import shared
+from receiver.commands.shared import (
+    FINE,
+    FOUND,
+    Listed,
+    acting,
+    configured,
+    confirm,
+    drain,
+    json_option,
+    listing,
+    load_settings,
+    next_step,
+    operating,
+    print_listing,
+    progress,
+    reading,
+    reason_option,
+    since_option,
+    source_option,
+    state_option,
+    type_option,
+    why_option,
+)
+
+if TYPE_CHECKING:
+    from receiver.config import Settings
+    from receiver.operate import Replayed
+    from receiver.story import Story
+    from store.inbox import Row
+
+
+@click.group(cls=Listed)
+def events() -> None:
+    """The inbox: what was received, and what became of it."""
+
+
+EVENT_HEADINGS = ("row", "received", "source", "id", "type", "state", "reason")
+
+
+def event_cells(row: "Row") -> Sequence[console.Cell]:
+    """The cells under EVENT_HEADINGS."""
+    source = f"{row.endpoint}/{row.account}" if row.account else row.endpoint
+    at = console.when(row.received_ms, shared.now_ms())
+    reason = row.reason or (row.last_error if row.state in ("pending", "dead") else None) or ""
+    return (row.id, at, source, row.event_id, row.type, console.state(row.state), reason)
+
+
+@events.command("list")
+@listing
+@state_option
+@source_option
+@type_option
+@since_option
+def events_list(
+    config: Path,
+    as_json: bool,
+    limit: int,
+    state: str | None,
+    source: str | None,
+    type: str | None,
+    since_ms: int | None,
+) -> None:
+    """List events, newest first.
+
+    \b
+    Example:
+      receiver events list --state quarantined --since 2d
+    """
+    from receiver import shown
+    from store import inbox
+
+    with reading(load_settings(config)) as seen:
+        rows = inbox.listed(
+            seen, state=state, endpoint=source, type=type, since_ms=since_ms, limit=limit
+        )
+    print_listing(rows, limit, as_json, shown.event, EVENT_HEADINGS, event_cells, prose=True)
+
+
+@events.command("show")
+@click.argument("event", metavar="EVENT")
+@click.option("--payload", is_flag=True, help="Print the stored body too.")
+@json_option
+@configured
+def events_show(config: Path, event: str, payload: bool, as_json: bool) -> None:
+    """Tell what happened to EVENT, and what to do about it.
+
+    EVENT is its id, source/account/id, source/id, or its row number.
+
+    \b
+    Example:
+      receiver events show evt_1NirD82eZvKYlo2C --payload
+    """
+    from receiver import named, story
+    from receiver.difference import pretty
+    from store import inbox
+
+    settings = load_settings(config)
+    with reading(settings) as seen:
+        told = story.tell(seen, settings, named.event(seen, event))
+        body = inbox.payload(seen, told.row.id) if payload else None
+    lines = [] if body is None else pretty(body, settings.sources.get(told.row.endpoint))
+    if as_json:
+        extra = {"payload": "\n".join(lines) if body is not None else None} if payload else {}
+        console.print_json(story.as_object(told) | extra)
+        return
+    print_story(told, config)
+    if payload:
+        console.say("")
+        for line in lines or ["its payload was pruned"]:
+            console.say(line)
+
+
+def print_story(told: "Story", config: Path) -> None:
+    """A story for people."""
+    from receiver import shown
+
+    row, at = told.row, shared.now_ms()
+    waits_for = None if told.waits_for is None else shown.fact_words(told.waits_for)
+    console.print_fields(
+        [
+            ("event", shown.name_of(row)),
+            ("row", row.id),
+            ("type", row.type or None),
+            ("state", console.state(row.state)),
+            ("reason", row.reason),
+            ("waits for", waits_for),
+            ("last error", row.last_error),
+            ("redelivered", shown.times(row.duplicates) if row.duplicates else None),
+            (
+                "leased until" if row.lease_until_ms else "next attempt",
+                console.moment(row.next_attempt_ms, at) if row.next_attempt_ms else None,
+            ),
+            ("attributed to", row.workspace),
+            ("claimed account", row.claimed_account),
+        ]
+    )
+    console.say("")
+    console.print_table(
+        ("when", "what", "how"),
+        [(console.when(one.at_ms, at), one.what, one.words) for one in told.moments],
+        "wrap",
+    )
+    for step in told.next_steps:
+        next_step(step, config)
+
+
+@events.command("tail")
+@click.option(
+    "-n",
+    "last",
+    type=click.IntRange(0, 10_000),
+    default=10,
+    show_default=True,
+    help="How many of the newest to begin with.",
+)
+@json_option
+@configured
+def events_tail(config: Path, last: int, as_json: bool) -> None:
+    """Print events as they come, until Ctrl-C; needs no server.
+
+    \b
+    Example:
+      receiver events tail -n 20
+    """
+    from receiver import shown
+    from receiver.tail import follow, stdout_closed
+
+    settings = load_settings(config)
+    with stdout_closed() as closed, contextlib.suppress(KeyboardInterrupt):
+        for row in follow(functools.partial(reading, settings), last, closed):
+            if as_json:
+                console.print_json(shown.event(row))
+            else:
+                cells = map(console.plain, event_cells(row))
+                console.say("  ".join(filter(None, cells)))
+
+
+@events.command("resolve")
+@click.argument("event", metavar="EVENT")
+@why_option
+@configured
+def events_resolve(config: Path, event: str, reason: str) -> None:
+    """Close EVENT, which needs nothing more, as `ignored`.
+
+    \b
+    Example:
+      receiver events resolve evt_1NirD82eZvKYlo2C --reason "a test of ours"
+    """
+    from receiver import named, operate
+
+    with acting(load_settings(config)) as (store, who):
+        by = operate.By(who, reason)
+        store.write(lambda tx: operate.resolve(tx, named.event(tx, event).id, by))
+    console.say(f"{event} is ignored from now on: {reason}")
+
+
+@click.command()
+@click.argument("events", metavar="[EVENT]...", nargs=-1)
+@state_option
+@source_option
+@type_option
+@since_option
+@click.option("--yes", is_flag=True, help="Don't ask before more than one is run.")
+@reason_option
+@configured
+def replay(
+    config: Path,
+    events: Sequence[str],
+    state: str | None,
+    source: str | None,
+    type: str | None,
+    since_ms: int | None,
+    yes: bool,
+    reason: str,
+) -> int:
+    """Run events again, now; what was done is never done twice.
+
+    That goes for every state: for `dead` ones once their cause is gone, for `pending` ones
+    before their next attempt is due, and for those of queued sources, whose prepare functions
+    run first.
+
+    Name each EVENT (its id, source/account/id, source/id or row number), or choose them by
+    --state, --source, --type and --since.
+
+    \b
+    Example:
+      receiver replay --state quarantined --since 2d --reason "price was missing"
+    """
+    from receiver import named, operate
+    from store import inbox
+
+    settings = load_settings(config)
+    filters = (state, source, type, since_ms)
+    if bool(events) == any(one is not None for one in filters):
+        raise click.UsageError("name events, or choose them by --state, --source, --type, --since")
+    with reading(settings) as seen:
+        rows = [named.event(seen, event).id for event in events] or inbox.numbers(
+            seen, state=state, endpoint=source, type=type, since_ms=since_ms
+        )
+    rows = list(dict.fromkeys(rows))
+    if len(rows) > 1 and not yes:
+        confirm(f"Run {len(rows)} events again?")
+    with operating(settings, reason) as (store, processor, by):
+        with progress(len(rows), "Running events again") as advance:
+            ran = []
+            for batch in operate.replay(store, processor, rows, by):
+                ran += batch
+                advance(len(batch))
+        drain(store, processor)
+    return say_replayed(config, settings, ran)
+
+
+def say_replayed(config: Path, settings: "Settings", ran: Sequence["Replayed"]) -> int:
+    """What became of each; FOUND if any is still unfinished."""
+    from receiver import shown
+    from store import inbox
+
+    counts: dict[str, int] = {}
+    with reading(settings) as seen:
+        for one in ran:
+            row = inbox.by_row(seen, one.row)
+            name = str(one.row) if row is None else shown.handle(seen, row)
+            why = one.problem or (None if row is None else row.reason or row.last_error)
+            fine = one.word in ("done", "ignored")
+            told = f": {why}" if why and one.word != "done" else ""
+            console.say(f"{name}  {one.word}{told}", None if fine else "yellow")
+            counts[one.word] = counts.get(one.word, 0) + 1
+    if not ran:
+        console.warn("no event fits", None)
+    if len(ran) > 1:
+        words = ", ".join(f"{count} {word}" for word, count in sorted(counts.items()))
+        console.say(f"{len(ran)} events were run again: {words}")
+    unfinished = [one for one in ran if one.word not in ("done", "ignored")]
+    if unfinished:
+        next_step(f"`receiver events show {unfinished[0].row}` says what it needs", config)
+    return FOUND if unfinished else FINE

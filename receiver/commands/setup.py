@@ -1,0 +1,186 @@
+"""The commands that set up and run: init, serve, work, check, version."""
+
+import contextlib
+import os
+import secrets
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from receiver import __version__, console
+from receiver.commands import shared
+from receiver.commands.shared import (
+    FINE,
+    FOUND,
+    USAGE,
+    Failure,
+    configured,
+    json_option,
+    load_settings,
+    next_step,
+)
+
+if TYPE_CHECKING:
+    from receiver.config import Settings
+
+#: How the findings of `check` are shown.
+LEVELS = {
+    "fine": ("fine   ", None),
+    "warning": ("warning", "yellow"),
+    "problem": ("problem", "red"),
+    "config": ("problem", "red"),
+}
+
+
+@click.command()
+@click.argument("folder", metavar="[DIR]", default=".", type=click.Path(path_type=Path))
+@click.option("--live", is_flag=True, help="For live events; the secret is then yours to fill in.")
+def init(folder: Path, live: bool) -> int | None:
+    """Write the files of a new set-up into DIR (default: here).
+
+    receiver.toml, an example handlers.py, .env with a fresh development secret and .gitignore.
+    Nothing is overwritten: if one of the first three is there, nothing is written at all.
+
+    \b
+    Example:
+      receiver init my-hooks
+    """
+    from receiver import starter
+
+    try:
+        written = starter.write(folder, live=live, secret=f"whsec_{secrets.token_urlsafe(32)}")
+    except starter.Exists as error:
+        raise Failure(
+            f"{error}: already there, so nothing was written; name another folder, "
+            "as in `receiver init hooks`, or move them away"
+        ) from error
+    for path in written:
+        console.say(f"wrote {path}")
+    if folder / starter.IGNORE_NAME not in written:
+        console.warn(f"kept {folder / starter.IGNORE_NAME}: see that it has .env and *.db*")
+    enter = "" if folder == Path() else f"cd {shlex.quote(str(folder))} && "
+    if live:
+        env = folder / starter.ENV_NAME
+        console.say(f"put the endpoint's signing secret into {env}, after {starter.SECRET_NAME}=")
+        console.hint(f"`{enter}receiver check`")
+    else:
+        console.hint(f"`{enter}receiver serve`")
+    return None
+
+
+@click.command()
+@configured
+def serve(config: Path) -> int:
+    """Run the server until it is told to stop (Ctrl-C or SIGTERM).
+
+    It applies queued events and sends messages too, unless worker.run says otherwise.
+
+    \b
+    Example:
+      receiver serve -c /etc/receiver/receiver.toml
+    """
+    from receiver import samples  # noqa: F401  used once it is ready, as another user
+    from receiver.caller import become_owner
+    from receiver.server import Listening, StartError
+    from receiver.server import serve as run
+
+    settings = load_settings(config)
+    owner = become_owner(settings.database)
+    if owner is not None:
+        console.say(f"going on as {owner}, whom {settings.database} belongs to")
+
+    def ready(_: Listening) -> None:
+        # Nobody may be reading any more, and that must not stop the server.
+        with contextlib.suppress(OSError):
+            for words in after_start(settings):
+                next_step(words, config)
+
+    try:
+        return run(config, ready=ready)
+    except StartError as error:
+        raise Failure(str(error)) from error
+
+
+def after_start(settings: "Settings") -> Iterator[str]:
+    """What to try once the server runs; nothing under systemd, where nobody reads it."""
+    from receiver import samples
+
+    first = samples.first_to_send(settings)
+    if first is None or "JOURNAL_STREAM" in os.environ:
+        return
+    source, event_type = first
+    if settings.sources[source].contract.livemode:
+        yield f"`receiver sources show {source}` has the URL for the sender"
+    else:
+        yield f"in another terminal, `receiver send {source} {event_type}`"
+
+
+@click.command()
+@configured
+def work(config: Path) -> int:
+    """Apply queued events, try again what failed, and send messages, until told to stop.
+
+    For worker.run = "separate": beside `receiver serve`, which then only receives.
+
+    \b
+    Example:
+      receiver work -c /etc/receiver/receiver.toml
+    """
+    from receiver.caller import become_owner
+    from receiver.work import work as run
+
+    become_owner(load_settings(config).database)
+    return run(config, shared.now_ms)
+
+
+@click.command()
+@configured
+@json_option
+def check(config: Path, as_json: bool) -> int:
+    """Look for everything that is wrong with config, secrets, handlers and database.
+
+    Exit code 1 if something is wrong, 2 if it is the config; 0 with warnings alone.
+
+    \b
+    Example:
+      receiver check --json
+    """
+    from receiver.check import examine
+
+    found = examine(config)
+    told = {level: [one.text for one in found if one.level == level] for level in LEVELS}
+    wrong = told["config"] + told["problem"]
+    if as_json:
+        console.print_json({"ok": not wrong, "problems": wrong, "warnings": told["warning"]})
+    else:
+        for one in found:
+            word, colour = LEVELS[one.level]
+            console.say(f"{word}  {one.text}", colour)
+    return USAGE if told["config"] else FOUND if wrong else FINE
+
+
+@click.command()
+@json_option
+def version(as_json: bool) -> None:
+    """Print the versions of Receiver, SQLite and Python.
+
+    \b
+    Example:
+      receiver version --json
+    """
+    import platform
+
+    from store.database import sqlite_version
+
+    versions = {
+        "receiver": __version__,
+        "sqlite": sqlite_version(),
+        "python": platform.python_version(),
+    }
+    if as_json:
+        console.print_json(versions)
+    else:
+        console.print_fields(list(versions.items()))

@@ -1,0 +1,213 @@
+"""The commands to try things out: demo, send, verify."""
+
+import secrets
+import shlex
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import click
+
+from receiver import console
+from receiver.commands import shared
+from receiver.commands.shared import (
+    FINE,
+    FOUND,
+    USAGE,
+    Failure,
+    Time,
+    configured,
+    json_option,
+    load_settings,
+    name_of,
+    next_step,
+    read_limited,
+    source_named,
+)
+
+if TYPE_CHECKING:
+    from receiver.samples import Wish
+    from receiver.sending import Answer
+    from receiver.verify import Verdict
+
+#: The verdicts that a server would accept.
+ACCEPTED = ("valid", "handshake")
+
+
+@click.command()
+@configured
+@click.argument("source", metavar="SOURCE")
+@click.argument("event_type", metavar="TYPE")
+@click.option(
+    "--file",
+    "body",
+    type=click.File("rb"),
+    help="A JSON body in place of the sample, - for stdin; it gets a fresh id unless --exact.",
+)
+@click.option(
+    "--exact", is_flag=True, help="Send the file's bytes as they are, its own id included."
+)
+@click.option(
+    "--id",
+    "event_id",
+    metavar="ID",
+    help="The event's id, in place of a fresh one; the same again is a duplicate.",
+)
+@click.option("--customer", metavar="ID", help="Whose event it is.")
+@click.option(
+    "--set",
+    "changes",
+    multiple=True,
+    metavar="PATH=VALUE",
+    help="Change the body, as in data.object.amount_paid=0; several may be given.",
+)
+@click.option("--url", metavar="URL", help="Where to post it, in place of the config's address.")
+@click.option("--yes", is_flag=True, help="Send to a live source, too.")
+@json_option
+def send(
+    config: Path,
+    source: str,
+    event_type: str,
+    url: str | None,
+    yes: bool,
+    as_json: bool,
+    **wish: Any,
+) -> int:
+    """Sign a sample event of TYPE and post it to the running server, as SOURCE would.
+
+    \b
+    Example:
+      receiver send stripe invoice.paid --customer cus_1
+    """
+    from receiver import samples, sending
+    from receiver.sources import url_of, with_secrets
+
+    settings = load_settings(config)
+    found = with_secrets(source_named(settings, source), config)
+    if found.contract.livemode and not yes:
+        raise Failure(
+            f"sources.{source} is live: a sample would change real balances; "
+            "use a source with livemode = false, or add --yes",
+            code=USAGE,
+        )
+    try:
+        target = sending.Target(url) if url else sending.target_of(settings, source)
+        sample = samples.make(found, wish_of(event_type, wish), url_of(found) or target.url)
+        answer = sending.post(target, sample.headers, sample.body)
+    except ValueError as error:
+        raise Failure(str(error), code=USAGE) from error
+    except sending.NotSent as error:
+        raise Failure(str(error)) from error
+    if as_json:
+        console.print_json(described_answer(sample.event_id, answer))
+    else:
+        console.print_fields([*described_answer(sample.event_id, answer).items()])
+        next_step(samples.advice(settings, source, sample, answer.word), config)
+    return FINE if answer.status < 300 else FOUND
+
+
+@click.command()
+@configured
+@click.argument("source", metavar="SOURCE")
+@click.option(
+    "--request",
+    "request_file",
+    type=click.File("rb"),
+    default="-",
+    help="A JSON object with method, url, headers, body or body_base64; - for stdin (default).",
+)
+@click.option("--at", type=Time(), help="When it was received: RFC 3339 or Unix seconds [now].")
+@json_option
+def verify(config: Path, source: str, request_file: BinaryIO, at: int | None, as_json: bool) -> int:
+    """Judge one stored request offline; nothing is written.
+
+    Exit code 0 if it is valid, 1 if not.
+
+    \b
+    Example:
+      receiver verify stripe --request request.json --at 2026-11-30T14:03:11Z
+    """
+    from receiver.requests import REQUEST_BYTES_MAX, Malformed, parse
+    from receiver.sources import url_of, with_secrets
+    from receiver.verify import verdict
+
+    found = with_secrets(source_named(load_settings(config), source), config)
+    text = read_limited(request_file, REQUEST_BYTES_MAX)
+    url = url_of(found) or f"http://localhost/webhooks/{source}"
+    try:
+        delivery = parse(text, url=url, received_ms=shared.now_ms() if at is None else at)
+    except Malformed as error:
+        raise Failure(f"{name_of(request_file)}: {error}", code=USAGE) from error
+    judged = verdict(found.contract, delivery)
+    tell_verdict(judged, as_json)
+    return FINE if judged.verdict in ACCEPTED else FOUND
+
+
+def wish_of(event_type: str, options: dict[str, Any]) -> "Wish":
+    """What `send` was asked for; raises ValueError in words."""
+    from receiver.samples import Wish, parse_change
+    from receiver.sending import BODY_BYTES_MAX
+
+    file = options["body"]
+    if options["exact"] and file is None:
+        raise ValueError("--exact needs --file; name the file to send as it is")
+    return Wish(
+        type=event_type,
+        token=secrets.token_hex(12),
+        now_ms=shared.now_ms(),
+        event_id=options["event_id"],
+        customer=options["customer"],
+        changes=[parse_change(text) for text in options["changes"]],
+        body=None if file is None else read_limited(file, BODY_BYTES_MAX),
+        exact=options["exact"],
+    )
+
+
+def described_answer(event_id: str, answer: "Answer") -> dict[str, str | int | None]:
+    return {
+        "event_id": event_id,
+        "answer": answer.word,
+        "status": answer.status,
+        "request_id": answer.request_id,
+    }
+
+
+def tell_verdict(judged: "Verdict", as_json: bool) -> None:
+    from msgspec.structs import asdict
+
+    fields = asdict(judged)
+    if as_json:
+        console.print_json(fields)
+    else:
+        colour = "green" if judged.verdict in ACCEPTED else "red"
+        verdict = console.Painted(judged.verdict, colour)
+        console.print_fields([*(fields | {"verdict": verdict}).items()])
+
+
+@click.command()
+@click.option("--keep", is_flag=True, help="Leave the folder, to look into its file and log.")
+def demo(keep: bool) -> int:
+    """Play the whole story against a real server on a temporary file.
+
+    Exit code 1 if anything comes out other than expected.
+
+    \b
+    Example:
+      receiver demo
+    """
+    from receiver.demo import PlaygroundError, run
+
+    try:
+        return run(console.say, shared.now_ms, keep=keep, program=program())
+    except PlaygroundError as error:
+        raise Failure(str(error)) from error
+
+
+def program() -> str:
+    """How to call this command from any folder."""
+    found = shutil.which("receiver")
+    started = Path(sys.argv[0]).absolute()
+    if found is not None or started.suffix == ".py":
+        return "receiver"
+    return shlex.quote(str(started))
