@@ -825,7 +825,7 @@ def _worker(top: Table) -> Worker:
 def _preset(table: Table) -> Preset | None:
     value = table.values.get("scheme")
     if value is None:
-        names = ", ".join(presets.PRESETS)
+        names = ", ".join(presets.names())
         table.problem("scheme", f"is missing; name the sender ({names}), or write a table")
         return None
     if not isinstance(value, str | dict):

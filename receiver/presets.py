@@ -1,11 +1,13 @@
-"""The senders, as data: how each one signs, and where its ids are."""
+"""The senders, as data in senders/NAME.toml: how each one signs, and where its ids are."""
 
 import base64
 import binascii
 import functools
 import math
 import re
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from importlib.resources import files
 from typing import Literal, TypeVar, cast
 
 import msgspec
@@ -15,7 +17,7 @@ from receiver.select import nearest_or_all
 
 Table = Mapping[str, object]
 
-# Each table is what a founder may write under `scheme` in the config, in the same words.
+# Each file is what a founder may write under `scheme` in the config, in the same words.
 #
 # How it signs, once, or several times under `schemes` (tried in order):
 #   sig             where the signature is: header:NAME, json:/path, form:field, form:field#/path
@@ -36,105 +38,6 @@ Table = Mapping[str, object]
 #   key             ["id", "type"] where one id is sent for several types
 #   payload         the form field that holds the JSON where the sender posts a form
 #   volatile        fields that differ between deliveries of one event
-PRESETS: dict[str, Table] = {
-    # docs.stripe.com/webhooks: the secret is used as it is, whsec_ included. A thin event names
-    # its account in `context`. The Event type of stripe-node: pending_webhooks counts the
-    # endpoints still to be delivered to, so deliveries of one event may differ in it; `data`
-    # never changes, and `request` tells of the one API call that caused the event.
-    "stripe": {
-        "sig": "header:Stripe-Signature",
-        "item_sep": ",",
-        "kv_sep": "=",
-        "sig_key": "v1",
-        "ts_key": "t",
-        "algo": "sha256",
-        "enc": "hex",
-        "signed": "{ts}.{body}",
-        "tolerance_s": 300,
-        "event_id": "json:/id",
-        "event_type": "json:/type",
-        "account": ["json:/account", "json:/context"],
-        "livemode": "json:/livemode",
-        "volatile": ["pending_webhooks"],
-    },
-    # docs.github.com, "Validating webhook deliveries": a form is signed as it is sent. The
-    # headers with the id and the event are not signed; X-Hub-Signature (SHA-1) is not read.
-    "github": {
-        "sig": "header:X-Hub-Signature-256",
-        "kv_sep": "=",
-        "sig_key": "sha256",
-        "algo": "sha256",
-        "enc": "hex",
-        "signed": "{body}",
-        "event_id": "header:X-GitHub-Delivery",
-        "event_type": "header:X-GitHub-Event",
-        "account": ["json:/installation/id", "json:/repository/id"],
-        "payload": "payload",
-    },
-    # shopify.dev, "Ignore duplicates": the event id is the same for every webhook that one
-    # action of the merchant sets off, whatever the topic. None of these headers is signed.
-    # Subscriptions to "Events" send them without the X-.
-    "shopify": {
-        "schemes": [
-            {
-                "sig": "header:X-Shopify-Hmac-Sha256",
-                "algo": "sha256",
-                "enc": "base64",
-                "signed": "{body}",
-            },
-            {
-                "sig": "header:shopify-hmac-sha256",
-                "algo": "sha256",
-                "enc": "base64",
-                "signed": "{body}",
-            },
-        ],
-        "event_id": [
-            "header:X-Shopify-Event-Id",
-            "header:shopify-event-id",
-            "header:X-Shopify-Webhook-Id",
-            "header:shopify-webhook-id",
-        ],
-        "event_type": ["header:X-Shopify-Topic", "header:shopify-topic"],
-        "account": ["header:X-Shopify-Shop-Domain", "header:shopify-shop-domain"],
-        "key": ["id", "type"],
-    },
-    # github.com/standard-webhooks/standard-webhooks, specification 1.0.0: v1 is an HMAC, v1a
-    # Ed25519 under the sender's public key; other versions are skipped.
-    "standard-webhooks": {
-        "schemes": [
-            {
-                "sig": "header:webhook-signature",
-                "item_sep": " ",
-                "kv_sep": ",",
-                "sig_key": "v1",
-                "algo": "sha256",
-                "enc": "base64",
-                "signed": "{id}.{ts}.{body}",
-                "secret": "base64:whsec_",
-                "id": "header:webhook-id",
-                "ts": "header:webhook-timestamp",
-                "tolerance_s": 300,
-            },
-            {
-                "sig": "header:webhook-signature",
-                "item_sep": " ",
-                "kv_sep": ",",
-                "sig_key": "v1a",
-                "algo": "ed25519",
-                "enc": "base64",
-                "signed": "{id}.{ts}.{body}",
-                "secret": "base64:whpk_",
-                "id": "header:webhook-id",
-                "ts": "header:webhook-timestamp",
-                "tolerance_s": 300,
-            },
-        ],
-        "event_id": "header:webhook-id",
-        "event_type": "json:/type",
-    },
-}
-
 HMACS = ("sha256", "sha1", "sha512")
 PUBLIC_KEYS = ("ed25519", "ecdsa-p256-sha256")
 # The secret itself is sent, so nothing of the delivery is signed.
@@ -146,6 +49,9 @@ _SCHEME_KEYS = (
     *("secret", "id", "ts", "ts_unit", "tolerance_s", "future_s", "only_if_absent"),
 )
 _SENDER_KEYS = ("event_id", "event_type", "account", "livemode", "key", "payload", "volatile")
+
+# Read this way, they are found in a zip and in a single file too.
+_FOLDER = files(__package__) / "senders"
 
 T = TypeVar("T")
 
@@ -240,11 +146,23 @@ class Preset(msgspec.Struct, frozen=True):
 
 
 @functools.cache
+def names() -> tuple[str, ...]:
+    """The senders there are, in alphabetical order; no file is read for it."""
+    found = (file.name for file in _FOLDER.iterdir())
+    return tuple(sorted(name.removesuffix(".toml") for name in found if name.endswith(".toml")))
+
+
+def table(name: str) -> Table:
+    """The table of that name as it is written; PresetError lists the names when there is none."""
+    if name not in names():
+        raise PresetError([f"no preset is called {name!r}{nearest_or_all(name, names())}"])
+    return tomllib.loads((_FOLDER / f"{name}.toml").read_text("utf-8"))
+
+
+@functools.cache
 def get(name: str) -> Preset:
-    """The preset of that name; PresetError lists the names when there is none."""
-    if name not in PRESETS:
-        raise PresetError([f"no preset is called {name!r}{nearest_or_all(name, PRESETS)}"])
-    return parse(PRESETS[name], name)
+    """The preset of that name; PresetError as `table`."""
+    return parse(table(name), name)
 
 
 def parse(table: Table, name: str = "custom") -> Preset:

@@ -1,11 +1,16 @@
 import base64
+import subprocess
 import sys
+import tomllib
+import zipfile
+from pathlib import Path
 
 import pytest
 
 from receiver import presets
-from receiver.presets import PRESETS, PresetError, SecretError, Table, parse, secret_problem
+from receiver.presets import PresetError, SecretError, Table, parse, secret_problem
 
+ROOT = Path(__file__).parents[1]
 CUSTOM: Table = {
     "sig": "header:X-Signature",
     "algo": "sha256",
@@ -21,7 +26,7 @@ def problems_of(table: Table) -> tuple[str, ...]:
     return caught.value.problems
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", presets.names())
 def test_every_preset_is_well_formed(name: str) -> None:
     preset = presets.get(name)
 
@@ -33,6 +38,50 @@ def test_every_preset_is_well_formed(name: str) -> None:
 def test_an_unknown_preset_names_the_one_that_was_meant() -> None:
     with pytest.raises(PresetError, match=r"no preset is called 'strip' \(did you mean stripe\?\)"):
         presets.get("strip")
+
+
+@pytest.mark.parametrize("name", ["../senders/stripe", "stripe.toml", "", "Stripe"])
+def test_a_name_is_never_a_path(name: str) -> None:
+    with pytest.raises(PresetError, match="no preset is called"):
+        presets.get(name)
+
+
+def test_the_names_are_known_without_reading_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "read_text", None)
+    presets.names.cache_clear()
+
+    assert "stripe" in presets.names()
+
+
+def test_the_presets_are_found_in_a_zip(tmp_path: Path) -> None:
+    archive = tmp_path / "code.zip"
+    with zipfile.ZipFile(archive, "w") as packed:
+        for folder in ("receiver", "store"):
+            for file in sorted((ROOT / folder).rglob("*")):
+                if file.suffix in (".py", ".toml"):
+                    packed.write(file, file.relative_to(ROOT))
+    code = "from receiver import presets; print(presets.__file__, presets.get('stripe').name)"
+
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": str(archive)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+
+    assert done.stdout.split() == [f"{archive}/receiver/presets.py", "stripe"], done.stderr
+
+
+def test_every_data_file_is_installed() -> None:
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+
+    patterns = declared["package-data"]["receiver"]
+
+    installed = {path for pattern in patterns for path in (ROOT / "receiver").glob(pattern)}
+    ours = (path for path in (ROOT / "receiver").rglob("*") if "__pycache__" not in path.parts)
+    assert installed == {path for path in ours if path.is_file() and path.suffix != ".py"}
 
 
 def test_every_problem_of_a_table_is_reported_with_its_key() -> None:
@@ -104,7 +153,7 @@ def test_problems_of_one_of_several_schemes_name_it() -> None:
 
 
 def test_a_custom_table_is_read_like_a_preset() -> None:
-    assert parse(PRESETS["stripe"], "stripe") == presets.get("stripe")
+    assert parse(presets.table("stripe"), "stripe") == presets.get("stripe")
     assert parse(CUSTOM).schemes[0].signed[0].kind == "body"
 
 

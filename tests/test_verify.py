@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from receiver import presets
-from receiver.presets import PRESETS, Preset, Table, parse
+from receiver.presets import Preset, Table, parse
 from receiver.verify import (
     SIGNATURE_ITEMS_MAX,
     Contract,
@@ -125,7 +125,7 @@ def test_every_vector_gets_its_verdict_and_its_values(vector: Mapping[str, Any])
         b"",
     ],
 )
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", presets.names())
 def test_the_bytes_of_the_wire_are_what_is_signed(name: str, body: bytes) -> None:
     preset = presets.get(name)
     good = signed(preset, body)
@@ -769,7 +769,7 @@ def again(contract: Contract, event: Event, **changes: Any) -> Event:
     return reread(contract, **{**stored, **changes})
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", presets.names())
 @pytest.mark.parametrize(
     "body", [stripe_body(), b"payload=%7B%22a%22%3A1%7D", b"not JSON", b"{}", b'{"id":{}}']
 )
@@ -869,7 +869,7 @@ PIECES = st.sampled_from(
 )
 HEADER_VALUES = st.binary(max_size=40) | st.lists(PIECES, max_size=8).map(b"".join)
 CONTRACTS = [
-    *(contract_of(presets.get(name)) for name in PRESETS),
+    *(contract_of(presets.get(name)) for name in presets.names()),
     contract_of(STANDARD, b"whpk_1SiA4o9hyqTCpIqC5V9HUakiiaeACeqfZTInDBbOir4="),
     *(contract_of(parse({"event_id": "json:/id", **table})) for table in SHAPES.values()),
     contract_of(parse({"sig": "json:/sig", "algo": "token", "event_id": "form:a#/b"})),
@@ -915,7 +915,13 @@ OWN_WORDS = st.text(st.characters(codec="utf-8"), max_size=8)
 
 
 @FUZZ
-@given(st.sampled_from([*PRESETS]), BODIES, OWN_WORDS, OWN_WORDS, st.sampled_from([None, "acct_1"]))
+@given(
+    st.sampled_from(presets.names()),
+    BODIES,
+    OWN_WORDS,
+    OWN_WORDS,
+    st.sampled_from([None, "acct_1"]),
+)
 def test_validly_signed_garbage_is_an_event_with_a_usable_key(
     name: str, body: bytes, event_id: str, type_: str, account: str | None
 ) -> None:
