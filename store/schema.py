@@ -433,8 +433,68 @@ create table receiver_health (
 ) strict;
 """
 
+WATCH = """
+-- What happened, counted in slots of ten minutes; slot 0 counts for ever. Rows are bounded: names
+-- are those of sources and destinations, outcomes are our words, old slots go.
+create table receiver_tallies (
+  kind text not null check (kind in ('delivery', 'refusal', 'attempt', 'send')),
+  name text not null,
+  outcome text not null check (outcome <> ''),
+  slot_ms integer not null check (slot_ms >= 0),
+  count integer not null check (count > 0),
+  last_ms integer not null,
+  primary key (kind, slot_ms, name, outcome)
+) strict, without rowid;
+
+-- A condition that needs a person: opened when it was seen, closed when it was gone.
+create table receiver_alerts (
+  id integer primary key,
+  name text not null check (name <> ''),
+  -- the source, destination or type that it is about; '' for the whole
+  subject text not null,
+  words text not null,
+  opened_ms integer not null,
+  closed_ms integer,
+  -- when a message about it was owed last
+  sent_ms integer,
+  check (closed_ms is null or closed_ms >= opened_ms)
+) strict;
+
+create unique index receiver_alerts_open on receiver_alerts (name, subject)
+  where closed_ms is null;
+
+-- The newest thousand, and whatever is open.
+create trigger receiver_alerts_bound after insert on receiver_alerts
+begin
+  delete from receiver_alerts where id <= new.id - 1000 and closed_ms is not null;
+end;
+
+create table receiver_backups (
+  id integer primary key,
+  at_ms integer not null,
+  path text not null check (path <> ''),
+  bytes integer not null check (bytes > 0),
+  -- null: not proved to open and to be whole
+  verified_ms integer
+) strict;
+
+create table receiver_reconciles (
+  id integer primary key,
+  source text not null check (source <> ''),
+  started_ms integer not null,
+  -- null: under way, or cut off
+  ended_ms integer,
+  -- what the sender has and we do not
+  gap integer check (gap >= 0),
+  note text not null,
+  check (ended_ms is null or gap is not null)
+) strict;
+
+create index receiver_reconciles_source on receiver_reconciles (source, id);
+"""
+
 #: Append only: a step that was released is never edited.
-STEPS = (EVENTS + OPERATIONS + LEDGER + WORK + REJECTIONS,)
+STEPS = (EVENTS + OPERATIONS + LEDGER + WORK + REJECTIONS + WATCH,)
 
 
 def version(db: apsw.Connection) -> int:
