@@ -1,15 +1,11 @@
 """Turns requests into deliveries, and outcomes into answers; only here is a status chosen."""
 
-import asyncio
 import functools
 import ipaddress
-import json
 import logging
-import re
 import time
 import traceback
 import zlib
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +16,8 @@ from starlette.types import Receive, Scope, Send
 from receiver.config import Network, Settings, Source
 from receiver.http import RETRY_AFTER_S, request_ids
 from receiver.process import Processor
+from receiver.tally import FIELD_CHARS_MAX, Pairs, Seen, Tally, field
 from receiver.verify import Delivery, Event, Rejected, verify
-from store import rejections
-from store.database import Tx
 from store.errors import Unavailable
 from store.writer import Writer
 
@@ -30,15 +25,6 @@ from store.writer import Writer
 LENGTH_DIGITS_MAX = 20
 #: Members of one gzip body: each costs memory and time to begin.
 GZIP_MEMBERS_MAX = 16
-#: Characters of one value in a log line, and of a detail kept about a refusal.
-FIELD_CHARS_MAX = 200
-#: Seconds that refusals are counted in memory before they are written.
-FLUSH_S = 1.0
-#: Genuine but stale deliveries kept in memory until then.
-EXPIRED_MAX = 20
-#: This many stale deliveries of one source in so many milliseconds mean that a clock is wrong.
-CLOCK_ALARM_COUNT = 3
-CLOCK_ALARM_MS = 600_000
 #: Lines about unexpected errors in one minute; the rest is only counted.
 ERRORS_A_MINUTE_MAX = 10
 #: Calls named of the way to an error, the innermost last.
@@ -46,10 +32,6 @@ TRAIL_CALLS_MAX = 4
 
 log = logging.getLogger("receiver")
 
-# Printable ASCII but space, quote, equals and backslash.
-_PLAIN = re.compile(r"[!#-<>-\[\]-~]+")
-
-Pairs = Sequence[tuple[bytes, bytes]]
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
@@ -113,7 +95,7 @@ class App:
         self.processor = processor
         self.writer = writer
         self.clock = clock
-        self.refusals = Refusals(writer)
+        self.tally = Tally(writer)
         self.errors = Errors(clock)
         self.request_ids = request_ids()
         deliveries = Deliveries(self)
@@ -132,12 +114,13 @@ class App:
 
     async def close(self) -> None:
         """Write the counts that are still in memory. The writer must be open."""
-        await self.refusals.close()
+        await self.tally.close()
 
     async def _elsewhere(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Every path that is no source's: 404, whatever the method."""
         request_id = next(self.request_ids)
-        self.refusals.count("", "unknown", request_id, scope["path"], self.clock())
+        seen = seen_in(scope, self.processor.settings)
+        self.tally.refuse("", "unknown", request_id, scope["path"], self.clock(), seen)
         await respond(send, UNKNOWN, request_id)
 
 
@@ -179,11 +162,14 @@ class Deliveries:
         except Refused as refused:
             reply = refused.reply
             if refused.reason:
-                known = name if name in app.processor.settings.sources else ""
-                app.refusals.count(known, refused.reason, request_id, refused.detail, received_ms)
+                settings = app.processor.settings
+                known = name if name in settings.sources else ""
+                seen, detail = seen_in(scope, settings), refused.detail
+                app.tally.refuse(known, refused.reason, request_id, detail, received_ms, seen)
         except Unavailable as error:
             reply = UNAVAILABLE
-            app.refusals.count(name, "unavailable", request_id, str(error), received_ms)
+            seen = seen_in(scope, app.processor.settings)
+            app.tally.refuse(name, "unavailable", request_id, str(error), received_ms, seen)
         except Exception as error:
             # The one place for what nobody foresaw. 503: nothing was promised, and the sender
             # tries again, perhaps after a fix.
@@ -215,12 +201,14 @@ class Deliveries:
         try:
             events = verify(source.contract, delivery)
         except Rejected as rejected:
-            app.refusals.reject(source.name, rejected, delivery, request_id)
+            seen = seen_in(scope, settings)
+            app.tally.reject(source, rejected, delivery, request_id, seen)
             return REJECTED
         outcome = await app.writer.submit(
             functools.partial(processor.receive, events=events, request_id=request_id),
             functools.partial(processor.keep, events=events, request_id=request_id),
         )
+        app.tally.use(source.name, events[0].secret, received_ms)
         if log.isEnabledFor(logging.INFO):
             log_delivery(source.name, events, outcome.word, request_id, started)
         return AGAIN[outcome.word] if outcome.retry else DONE[outcome.word]
@@ -386,6 +374,13 @@ def sender_url(scope: Scope, source: Source, host: bytes) -> str:
 # What is told to the operator.
 
 
+def seen_in(scope: Scope, settings: Settings) -> Seen:
+    headers: Pairs = scope["headers"]
+    trusted = settings.server.trusted_proxies
+    address = functools.partial(client_address, scope["client"], headers, trusted)
+    return Seen(scope["method"], headers, address)
+
+
 def log_delivery(
     source: str, events: Sequence[Event], word: str, request_id: str, started: float
 ) -> None:
@@ -397,178 +392,6 @@ def log_delivery(
         f"delivery source={source} event={field(event.event_id)} type={field(event.type)} "
         f"outcome={word} request={request_id} ms={ms:.1f}{more}"
     )
-
-
-def field(value: str) -> str:
-    """A value for a log line: cut, and quoted with escapes if it is not one plain word."""
-    if len(value) > FIELD_CHARS_MAX:
-        value = value[:FIELD_CHARS_MAX] + "..."
-    return value if _PLAIN.fullmatch(value) else json.dumps(value)
-
-
-@dataclass(slots=True)
-class Count:
-    """How often a source refused for one reason; the last one's request id and detail."""
-
-    count: int
-    logged: int
-    first_ms: int
-    last_ms: int
-    request_id: str
-    detail: str
-
-
-@dataclass(frozen=True, slots=True)
-class Expired:
-    """A genuine delivery that came too late or too early."""
-
-    source: str
-    request_id: str
-    delivery: Delivery
-    skew_s: int
-    detail: str
-
-
-class Refusals:
-    """Counts what was refused, in memory, and writes it about once a second.
-
-    Bounded by sources and reasons, whatever is sent: garbage costs no row and no line each.
-    """
-
-    def __init__(self, writer: Writer) -> None:
-        self._writer = writer
-        self._counts: dict[tuple[str, str], Count] = {}
-        self._expired: list[Expired] = []
-        self._clock_alarms: dict[str, deque[int]] = {}
-        self._timer: asyncio.TimerHandle | None = None
-        self._written: asyncio.Future[None] | None = None
-
-    def count(self, source: str, reason: str, request_id: str, detail: str, at_ms: int) -> None:
-        detail = detail[:FIELD_CHARS_MAX]
-        known = self._counts.get((source, reason))
-        if known is None:
-            self._counts[source, reason] = Count(1, 0, at_ms, at_ms, request_id, detail)
-        else:
-            known.count += 1
-            known.last_ms, known.request_id, known.detail = at_ms, request_id, detail
-        self._schedule()
-
-    def reject(self, source: str, rejected: Rejected, delivery: Delivery, request_id: str) -> None:
-        """Count a delivery that is not genuine, or keep one that is but is not of now."""
-        at_ms = delivery.received_ms
-        self.count(source, rejected.reason, request_id, rejected.detail, at_ms)
-        if rejected.reason != "expired":
-            return
-        skew_s = rejected.skew_s or 0
-        if len(self._expired) < EXPIRED_MAX:
-            detail = rejected.detail[:FIELD_CHARS_MAX]
-            self._expired.append(Expired(source, request_id, delivery, skew_s, detail))
-        self._watch_clock(source, at_ms, skew_s)
-
-    def flush(self) -> "asyncio.Future[None]":
-        """Write and log what was counted; what can't be written now is written later."""
-        self._timer = None
-        counts, self._counts = self._counts, {}
-        expired, self._expired = self._expired, []
-        for (source, reason), count in counts.items():
-            _log_count(source, reason, count)
-        written = self._writer.submit(lambda tx: _write(tx, counts, expired))
-        written.add_done_callback(lambda future: self._restore(future, counts, expired))
-        self._written = written
-        return written
-
-    async def close(self) -> None:
-        """Write what is left, as well as it goes."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self.flush()
-        if self._written is not None:
-            await asyncio.wait([self._written])
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _schedule(self) -> None:
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(FLUSH_S, self.flush)
-
-    def _restore(
-        self,
-        written: "asyncio.Future[None]",
-        counts: dict[tuple[str, str], Count],
-        expired: list[Expired],
-    ) -> None:
-        if written.cancelled() or written.exception() is None:
-            return
-        for key, count in counts.items():
-            newer = self._counts.get(key)
-            if newer is not None:
-                newer.count += count.count
-                newer.logged += count.logged
-                newer.first_ms = count.first_ms
-            else:
-                self._counts[key] = count
-        self._expired = (expired + self._expired)[:EXPIRED_MAX]
-        self._schedule()
-
-    def _watch_clock(self, source: str, at_ms: int, skew_s: int) -> None:
-        seen = self._clock_alarms.setdefault(source, deque(maxlen=CLOCK_ALARM_COUNT))
-        seen.append(at_ms)
-        if len(seen) < CLOCK_ALARM_COUNT or at_ms - seen[0] > CLOCK_ALARM_MS:
-            return
-        seen.clear()
-        log.error(
-            "clock source=%s skew_s=%d: genuine deliveries are stale or from the future; "
-            "set this machine's clock (timedatectl), then `receiver rejections accept`",
-            source,
-            skew_s,
-        )
-
-
-def _log_count(source: str, reason: str, count: Count) -> None:
-    fresh = count.count - count.logged
-    if fresh <= 0:
-        return
-    count.logged = count.count
-    log.warning(
-        "refused source=%s reason=%s count=%d request=%s detail=%s",
-        field(source),
-        reason,
-        fresh,
-        count.request_id,
-        field(count.detail),
-    )
-
-
-def _write(tx: Tx, counts: dict[tuple[str, str], Count], expired: Sequence[Expired]) -> None:
-    for (source, reason), count in counts.items():
-        rejections.add(
-            tx,
-            source,
-            reason,
-            count.count,
-            count.first_ms,
-            count.last_ms,
-            count.request_id,
-            count.detail,
-        )
-    for each in expired:
-        delivery = each.delivery
-        rejections.keep_expired(
-            tx,
-            each.source,
-            each.request_id,
-            headers_json(delivery.headers),
-            delivery.body,
-            delivery.received_ms,
-            each.skew_s,
-            each.detail,
-        )
-
-
-def headers_json(headers: Pairs) -> str:
-    """Pairs of text in order, one character a byte."""
-    pairs = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
-    return json.dumps(pairs)
 
 
 class Errors:

@@ -153,6 +153,8 @@ class Source(msgspec.Struct, frozen=True):
     public_url: str | None = None
     retention: Retention = Retention()
     api: Api | None = None
+    # Whether bodies of deliveries that are not genuine are kept, to explain them.
+    keep_rejected: bool = False
 
 
 class Grant(msgspec.Struct, frozen=True):
@@ -457,7 +459,7 @@ class _Builder:
         url = _url(table, "public_url")
         mode = table.choice("mode", _MODES) if "mode" in table else "sync"
         allow_ips = table.networks("allow_ips")
-        body_gzip = table.boolean("gzip")
+        body_gzip, keep_rejected = table.boolean("gzip"), table.boolean("keep_rejected")
         retention, api = _retention(table), self._api(table)
         if preset is None or identity is None or mode is None:
             return None
@@ -486,6 +488,7 @@ class _Builder:
             public_url=url or public_url,
             retention=retention,
             api=api,
+            keep_rejected=keep_rejected or False,
         )
 
     def _api(self, source: Table) -> Api | None:
@@ -1538,7 +1541,7 @@ _SERVER_KEYS = (
 )
 _SOURCE_KEYS = (
     *("scheme", "identity", "secrets", "livemode", "account", "mode", "tolerance_s"),
-    *("volatile", "gzip", "allow_ips", "public_url", "retention", "api"),
+    *("volatile", "gzip", "allow_ips", "public_url", "retention", "api", "keep_rejected"),
 )
 _MODES: tuple[Literal["sync", "queued"], ...] = ("sync", "queued")
 _RUNS: tuple[Literal["inside", "separate", "off"], ...] = ("inside", "separate", "off")

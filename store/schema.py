@@ -376,35 +376,62 @@ create unique index receiver_attempts_message on receiver_attempts (message, att
   where message is not null;
 """
 
-# Unauthenticated traffic is counted, never listed: rows are bounded by sources and reasons.
+# Unauthenticated traffic is counted, a row for a minute; of single requests only the newest are
+# kept. store/rejections.py has the limits.
 REJECTIONS = """
 create table receiver_rejections (
+  -- '' for every path that is no source's
   source text not null,
   reason text not null,
+  minute_ms integer not null check (minute_ms % 60000 = 0),
   count integer not null check (count > 0),
   first_ms integer not null,
   last_ms integer not null,
+  -- of the last one
   request_id text not null,
   detail text not null,
-  primary key (source, reason)
+  primary key (source, minute_ms, reason)
 ) strict, without rowid;
 
--- Genuine but stale or from the future: kept for the operator, the newest hundred.
-create table receiver_expired (
+create table receiver_rejected (
   id integer primary key,
   source text not null,
+  reason text not null,
   request_id text not null,
-  headers text not null,
-  body blob not null,
   received_ms integer not null,
-  skew_s integer not null,
-  detail text not null
+  method text not null,
+  address text not null,
+  -- JSON: the names without their values
+  header_names text not null,
+  -- null: not read to its end
+  body_bytes integer,
+  detail text not null,
+  -- how late (above 0) or early a genuine one came
+  skew_s integer,
+  -- what judging it again takes; only of a genuine one, or where the config asks for it
+  url text,
+  headers text,
+  body blob,
+  -- the operator took it, as this event
+  accepted_ms integer,
+  event integer,
+  check ((skew_s is not null) = (reason = 'expired')),
+  check ((url is null) = (headers is null) and (url is null) = (body is null)),
+  check ((accepted_ms is null) = (event is null)),
+  check (accepted_ms is null or (reason = 'expired' and body is null))
 ) strict;
 
-create trigger receiver_expired_bound after insert on receiver_expired
-begin
-  delete from receiver_expired where id <= new.id - 100;
-end;
+create index receiver_rejected_of on receiver_rejected (source, reason, id);
+create index receiver_rejected_request on receiver_rejected (request_id);
+
+-- How often each secret proved a delivery, by its reference.
+create table receiver_secrets (
+  source text not null,
+  reference text not null check (reference <> ''),
+  last_ms integer not null,
+  count integer not null check (count > 0),
+  primary key (source, reference)
+) strict, without rowid;
 
 create table receiver_audit (
   id integer primary key,

@@ -18,12 +18,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from receiver import app as app_module
-from receiver.app import App, Refused, client_address, field, inflate, sender_url
+from receiver import tally
+from receiver.app import App, Refused, client_address, inflate, sender_url
 from receiver.config import load
 from receiver.http import Gate, Limits
 from receiver.process import Processor
 from receiver.server import close_all, listen
+from receiver.tally import field
 from receiver.verify import sign
+from store import secrets
 from store.database import Store, snapshot
 from store.writer import Writer
 from tests.conftest import NOW_MS, Clock, stripe_body
@@ -549,7 +552,7 @@ def test_each_way_to_be_refused_has_its_own_count(edge: Edge) -> None:
         ("stripe", "expired", 1),
     ]
     details = edge.rows("select max(length(detail)) from receiver_rejections")
-    assert details[0][0] <= app_module.FIELD_CHARS_MAX
+    assert details[0][0] <= tally.FIELD_CHARS_MAX
 
 
 def test_counts_that_could_not_be_written_are_written_later(
@@ -560,7 +563,7 @@ def test_counts_that_could_not_be_written_are_written_later(
     other = apsw.Connection(str(edge.path))
     other.execute("begin immediate")
     edge.post("/webhooks/github", PUSH)
-    written = edge.loop.call(app.refusals.flush)
+    written = edge.loop.call(app.tally.flush)
     edge.post("/webhooks/github", PUSH)
     edge.loop.until(written.done)
     other.execute("rollback")
@@ -577,7 +580,7 @@ def test_a_genuine_but_stale_delivery_is_kept_for_the_operator(edge: Edge) -> No
     assert (answer.status, answer.body) == (401, b"rejected\n")
     assert edge.count() == 0
     edge.refusals()
-    ((headers, kept, skew_s),) = edge.rows("select headers, body, skew_s from receiver_expired")
+    ((headers, kept, skew_s),) = edge.rows("select headers, body, skew_s from receiver_rejected")
     assert kept == body
     assert abs(skew_s) == 301
     assert "stripe-signature" in dict(json.loads(headers))
@@ -601,12 +604,66 @@ def test_three_stale_deliveries_in_ten_minutes_raise_an_alarm_about_the_clock(
 
 
 def test_stale_deliveries_kept_between_two_writes_are_bounded(edge: Edge) -> None:
-    for count in range(app_module.EXPIRED_MAX + 5):
+    for count in range(tally.EXPIRED_MAX + 5):
         body = stripe_body(f"evt_{count}", "a.b")
         edge.deliver("stripe", body, now_ms=NOW_MS - 301_000)
 
-    assert edge.refusals() == [("stripe", "expired", app_module.EXPIRED_MAX + 5)]
-    assert edge.rows("select count(*) from receiver_expired") == [(app_module.EXPIRED_MAX,)]
+    assert edge.refusals() == [("stripe", "expired", tally.EXPIRED_MAX + 5)]
+    assert edge.rows("select count(*) from receiver_rejected") == [(tally.EXPIRED_MAX,)]
+
+
+def test_of_refused_requests_the_names_of_headers_are_kept_and_no_value(edge: Edge) -> None:
+    headers = [("X-Hub-Signature-256", "sha256=00"), ("X-Forwarded-For", "192.0.2.7")]
+
+    answer = edge.post("/webhooks/github", PUSH, headers)
+
+    edge.refusals()
+    ((names, *rest),) = edge.rows(
+        "select header_names, method, address, body_bytes, request_id, url, headers, body "
+        "from receiver_rejected"
+    )
+    assert "x-hub-signature-256" in json.loads(names)
+    assert rest == ["POST", "192.0.2.7", len(PUSH), answer.headers["x-request-id"], *[None] * 3]
+    assert "sha256=00" not in str(edge.rows("select * from receiver_rejected"))
+
+
+def test_bodies_of_what_is_not_genuine_are_kept_where_the_config_asks_for_it(edge: Edge) -> None:
+    asked = CONFIG.replace("[sources.github]", "[sources.github]\nkeep_rejected = true")
+    edge.app.processor = edge.load(asked)
+
+    edge.post("/webhooks/github", PUSH, [("X-Hub-Signature-256", "sha256=00"), ("Cookie", "me")])
+    edge.post("/webhooks/zipped", PUSH)
+
+    edge.refusals()
+    (github, zipped) = edge.rows("select headers, body, url from receiver_rejected order by source")
+    assert github[1] == PUSH
+    assert ["x-hub-signature-256", "sha256=00"] in json.loads(github[0])
+    assert "cookie" not in github[0]
+    assert github[2].endswith("/webhooks/github")
+    assert zipped == (None, None, None)
+
+
+def test_a_flood_of_garbage_keeps_a_few_requests_and_one_count(edge: Edge) -> None:
+    for _ in range(20):
+        edge.post("/webhooks/github", PUSH)
+
+    assert edge.refusals() == [("github", "bad-signature", 20)]
+    assert edge.rows("select count(*) from receiver_rejected") == [(tally.KEPT_MAX,)]
+
+
+def test_each_secret_tells_in_the_file_when_it_last_proved_a_delivery(edge: Edge) -> None:
+    both = CONFIG.replace('secrets = ["env:STRIPE"]', 'secrets = ["env:NEW", "env:STRIPE"]')
+    edge.app.processor = edge.load(both)
+    edge.deliver("stripe", stripe_body("evt_1", "a.b"))
+    edge.clock.now_ms += 1000
+    edge.deliver("stripe", stripe_body("evt_2", "a.b"))
+
+    edge.refusals()
+
+    with snapshot(edge.path) as seen:
+        assert secrets.last_used(seen) == [
+            secrets.SecretUse("stripe", "env:STRIPE", NOW_MS + 1000, 2)
+        ]
 
 
 # What is logged
