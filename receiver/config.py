@@ -1370,7 +1370,7 @@ def _signs_ids(source: Source) -> bool:
     return all(
         scheme.vouches_for(locator)
         for scheme in preset.schemes
-        for locator in (*preset.event_id, *preset.event_type)
+        for locator in (*preset.ids(scheme), *preset.event_type)
     )
 
 

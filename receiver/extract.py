@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Sequence
 from hashlib import sha256
-from typing import Literal
+from typing import Literal, cast
 from urllib.parse import unquote_to_bytes
 
 import msgspec
@@ -13,6 +13,8 @@ import msgspec
 TEXT_CHARS_MAX = 500
 # Fields of a form that are looked at.
 FORM_FIELDS_MAX = 1000
+# Bytes of a body that tell a form from JSON.
+START_BYTES = 64
 
 Headers = Sequence[tuple[bytes, bytes]]
 
@@ -20,41 +22,76 @@ _BOM = b"\xef\xbb\xbf"
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
 _HEADER_NAME = re.compile(r"[!#$%&'+.^_`|~0-9A-Za-z-]+\*?")
 _MASK_STEP = re.compile(r"([^.\[\]]+)((?:\[(?:\*|\d{1,6})\])*)")
+_BRACES = re.compile(r"\{([^{}]*)\}")
 _KINDS = {bool: "a boolean", float: "a fraction", dict: "an object", list: "a list"}
 
 
 class Locator(msgspec.Struct, frozen=True):
-    """Where a value is: `header:NAME`, `json:/pointer`, `form:field` or `form:field#/pointer`."""
+    """Where a value is, as parse_locator reads it."""
 
     text: str
-    kind: Literal["header", "json", "form"]
+    kind: Literal["header", "json", "form", "key", "path", "body", "joined"]
     # A header's name in lower case (`*` at its end: any ending), or a form field's.
     name: bytes = b""
     pointer: tuple[str, ...] | None = None
+    # Of a key: the names that do not count.
+    without: tuple[str, ...] = ()
+    # Of a joined value: texts, and the places of what stands between them.
+    parts: tuple["str | Locator", ...] = ()
 
     def same(self, other: "Locator | None") -> bool:
         """Whether both point at the same place, however the header's name is capitalised."""
-        return other is not None and (self.kind, self.name, self.pointer) == (
-            other.kind,
-            other.name,
-            other.pointer,
-        )
+        return other is not None and msgspec.structs.replace(other, text=self.text) == self
+
+    @property
+    def places(self) -> tuple["Locator", ...]:
+        """Itself, or each place that a joined value is made of."""
+        if self.kind != "joined":
+            return (self,)
+        return tuple(part for part in self.parts if isinstance(part, Locator))
+
+
+# What may be written for a place, as a problem says it.
+_FORMS = "header:NAME, json:/path, form:field, form:field#/path, key:/path!name, path or body"
 
 
 def parse_locator(text: str) -> Locator:
-    """Raise ValueError, with words, for what is not a locator."""
+    """Read one place of a delivery; raise ValueError, with words, for what is none.
+
+    `header:NAME`, `json:/pointer`, `form:field`, `form:field#/pointer`; `key:/pointer!a,b`, the
+    name of the first field of the object there that is none of a and b; `path`, the last step of
+    the URL's path; `body`, the digest of the whole body; and several of them joined by text,
+    as in `{json:/event}:{json:/data/id}`, which is there only where each of them is.
+    """
     kind, _, rest = text.partition(":")
+    if text in ("path", "body"):
+        return Locator(text, cast(Literal["path", "body"], text))
     if kind == "header" and _HEADER_NAME.fullmatch(rest):
         return Locator(text, "header", rest.lower().encode())
     if kind == "json":
         return Locator(text, "json", pointer=_pointer(rest))
+    if kind == "key":
+        pointer, _, without = rest.partition("!")
+        return Locator(text, "key", pointer=_pointer(pointer), without=tuple(without.split(",")))
     if kind == "form":
         field, hash_sign, pointer = rest.partition("#")
         if field:
             return Locator(text, "form", field.encode(), _pointer(pointer) if hash_sign else None)
-    raise ValueError(
-        f"{text!r} is not a locator; write header:NAME, json:/path, form:field or form:field#/path"
-    )
+    if "{" in text:
+        return _joined(text)
+    raise ValueError(f"{text!r} is not a locator; write {_FORMS}")
+
+
+def _joined(text: str) -> Locator:
+    parts: list[str | Locator] = []
+    for i, piece in enumerate(_BRACES.split(text)):
+        if i % 2:
+            parts.append(parse_locator(piece))
+        elif "{" in piece or "}" in piece:
+            raise ValueError(f"{text!r} has a brace without its other half")
+        elif piece:
+            parts.append(piece)
+    return Locator(text, "joined", parts=tuple(parts))
 
 
 def _pointer(text: str) -> tuple[str, ...]:
@@ -122,11 +159,17 @@ def _unquote(raw: bytes) -> bytes:
 class Reading:
     """One delivery being read; its body is decoded when something asks, and once."""
 
-    __slots__ = ("_document", "body", "forms", "headers", "payload")
+    __slots__ = ("_document", "body", "forms", "headers", "payload", "url")
 
     def __init__(
-        self, headers: Headers, body: bytes, payload: bytes | None = None, forms: bool = False
+        self,
+        headers: Headers,
+        body: bytes,
+        payload: bytes | None = None,
+        forms: bool = False,
+        url: str = "",
     ) -> None:
+        self.url = url
         self.headers = headers
         self.body = body
         self.payload = payload
@@ -144,6 +187,10 @@ class Reading:
 
         Bytes from a header or a form, else a JSON value.
         """
+        if locator.kind == "key":
+            node = look_up(self.document.value, locator.pointer or ())
+            names = node if isinstance(node, dict) else ()
+            return next((name for name in names if name not in locator.without), None)
         if locator.pointer is not None:
             return look_up(self._root(locator), locator.pointer)
         return next(iter(self.raw(locator)), None)
@@ -152,10 +199,31 @@ class Reading:
         """All that stands there, as bytes that a signature covers; [] when there is nothing."""
         if locator.kind == "header":
             return self.header(locator.name)
-        if locator.pointer is None:
-            return [value for value in form_values(self.body, locator.name) if value]
-        raw = _raw(look_up(self._root(locator), locator.pointer))
+        if locator.kind == "form" and locator.pointer is None:
+            return [value for value in self._fields(locator.name) if value]
+        raw = self._alone(locator)
         return [raw] if raw else []
+
+    def _alone(self, locator: Locator) -> bytes:
+        """What stands at a place that can have one value only; b'' when there is none."""
+        match locator.kind:
+            case "body":
+                return body_id(sha256(self.body).digest()).encode()
+            case "path":
+                path = self.url.partition("?")[0].rstrip("/")
+                return path.rpartition("/")[2].encode(errors="replace")
+            case "joined":
+                return self._joined(locator).encode()
+        return _raw(self.value(locator))
+
+    def _joined(self, locator: Locator) -> str:
+        texts = []
+        for part in locator.parts:
+            text = part if isinstance(part, str) else id_text(self.value(part))[0]
+            if not text:
+                return ""
+            texts.append(text)
+        return "".join(texts)
 
     def header(self, name: bytes) -> list[bytes]:
         """Every non-empty value of a header, in order."""
@@ -166,8 +234,13 @@ class Reading:
     def _root(self, locator: Locator) -> object:
         if locator.kind == "json" or locator.name == self.payload:
             return (self._document or self.document).value
-        values = form_values(self.body, locator.name)
+        values = self._fields(locator.name)
         return _json(values[0])[0] if values else None
+
+    def _fields(self, name: bytes) -> list[bytes]:
+        # A text within a JSON body, which may be anybody's, must not pass for a field.
+        start = self.body[:START_BYTES].lstrip()
+        return [] if start[:1] in (b"{", b"[") else form_values(self.body, name)
 
 
 def _raw(value: object) -> bytes:
@@ -175,6 +248,11 @@ def _raw(value: object) -> bytes:
     if isinstance(value, str):
         return value.encode()
     return b"%d" % value if type(value) is int else b""
+
+
+def body_id(digest: bytes) -> str:
+    """The id that an event has by its body alone."""
+    return f"sha256:{digest.hex()}"
 
 
 def look_up(node: object, pointer: Sequence[str]) -> object:

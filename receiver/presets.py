@@ -8,7 +8,7 @@ import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
-from typing import Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import msgspec
 
@@ -33,11 +33,20 @@ Table = Mapping[str, object]
 #   tolerance_s     how old a delivery may be; future_s how far ahead (default: the same)
 #   only_if_absent  this scheme counts only where that header is missing
 #
-# What it says; of several places the first that is not empty counts:
-#   event_id, event_type, account, livemode
+# What it says, each a place or a list of places (extract.parse_locator), of which the first that
+# is not empty counts:
+#   event_id, event_type, account, event_time
+#   livemode        a place in the body; or { at = PLACE, live = VALUE, test = VALUE }
 #   key             ["id", "type"] where one id is sent for several types
 #   payload         the form field that holds the JSON where the sender posts a form
 #   volatile        fields that differ between deliveries of one event
+#
+# What people are told:
+#   title, docs     the sender's name, and where it describes its webhooks
+#   secret_shape    { matches = REGEX, words = ... }: what a secret of this sender looks like
+#   deadline_s      how long it waits for an answer
+#   retry, recover  when it sends again by itself, and how to get what never came
+#   notes           what else the operator should know
 HMACS = ("sha256", "sha1", "sha512")
 PUBLIC_KEYS = ("ed25519", "ecdsa-p256-sha256")
 # The secret itself is sent, so nothing of the delivery is signed.
@@ -48,10 +57,15 @@ _SCHEME_KEYS = (
     *("sig", "item_sep", "kv_sep", "sig_key", "ts_key", "algo", "enc", "hex_any_case", "signed"),
     *("secret", "id", "ts", "ts_unit", "tolerance_s", "future_s", "only_if_absent"),
 )
-_SENDER_KEYS = ("event_id", "event_type", "account", "livemode", "key", "payload", "volatile")
+_SENDER_KEYS = (
+    *("event_id", "event_type", "account", "event_time", "livemode", "key", "payload", "volatile"),
+    *("title", "docs", "secret_shape", "deadline_s", "retry", "recover", "notes"),
+)
 
 # Read this way, they are found in a zip and in a single file too.
 _FOLDER = files(__package__) / "senders"
+
+_PLACES = ("event_id", "event_type", "account", "event_time")
 
 T = TypeVar("T")
 
@@ -115,9 +129,12 @@ class Scheme(msgspec.Struct, frozen=True):
         The body is proved where it is signed, or where the sender shows the secret itself; a
         header only where it is part of what is signed.
         """
+        return all(map(self._vouches_for, locator.places))
+
+    def _vouches_for(self, locator: Locator) -> bool:
         if self.algo in BEARERS:
             return locator.kind != "header"
-        if locator.kind != "header" and self.has("body", "payload"):
+        if locator.kind not in ("header", "path") and self.has("body", "payload"):
             return True
         return (
             (locator.same(self.id) and self.has("id"))
@@ -129,6 +146,21 @@ class Scheme(msgspec.Struct, frozen=True):
         return any(part.kind in placeholders for part in self.signed)
 
 
+class Mode(msgspec.Struct, frozen=True):
+    """Where an event says whether it is live, and what it says there."""
+
+    at: Locator
+    live: str | bool = True
+    test: str | bool = False
+
+
+class Shape(msgspec.Struct, frozen=True):
+    """What a secret of a sender looks like, as a whole."""
+
+    matches: str
+    words: str
+
+
 class Preset(msgspec.Struct, frozen=True):
     """One sender, parsed."""
 
@@ -137,12 +169,30 @@ class Preset(msgspec.Struct, frozen=True):
     event_id: tuple[Locator, ...] = ()
     event_type: tuple[Locator, ...] = ()
     account: tuple[Locator, ...] = ()
-    livemode: Locator | None = None
+    event_time: tuple[Locator, ...] = ()
+    livemode: Mode | None = None
     keyed_by_type: bool = False
     payload: bytes | None = None
     volatile: tuple[str, ...] = ()
     # The sender posts plain forms too: a locator asks for a form's field.
     forms: bool = False
+    title: str = ""
+    docs: str | None = None
+    secret_shape: Shape | None = None
+    deadline_s: float | None = None
+    retry: str | None = None
+    recover: str | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def in_path(self) -> bool:
+        """Whether the secret is a part of the URL, as the sender can show it nowhere else."""
+        return any(scheme.sig is not None and scheme.sig.kind == "path" for scheme in self.schemes)
+
+    def ids(self, scheme: Scheme) -> tuple[Locator, ...]:
+        """Where the id of a delivery is that a scheme proves: the one it signs, if it does."""
+        signed = tuple(at for at in self.event_id if at.same(scheme.id))
+        return signed or self.event_id
 
 
 @functools.cache
@@ -169,19 +219,18 @@ def parse(table: Table, name: str = "custom") -> Preset:
     """Check and compile one table of the form above; PresetError lists every problem."""
     sender = _Reader(table)
     schemes = _schemes(sender)
-    locators = {key: sender.locators(key) for key in ("event_id", "event_type", "account")}
-    livemode = sender.locator("livemode")
-    if livemode is not None and livemode.kind != "json":
-        sender.fail("livemode", "must be in the signed body; write json:/path")
+    places: dict[str, Any] = {key: sender.locators(key) for key in _PLACES}
+    livemode = _mode(sender)
     key = sender.texts("key")
     if key not in ((), ("id",), ("id", "type")):
         sender.fail("key", 'must be ["id"] or ["id", "type"]')
     payload = sender.text("payload")
     for path in (volatile := sender.texts("volatile")):
         sender.attempt("volatile", parse_mask, path)
+    told = _told(sender, name)
     if sender.problems:
         raise PresetError(sender.problems)
-    sources = [*locators["event_id"], *locators["event_type"], *locators["account"]]
+    sources = [at for key in _PLACES for one in places[key] for at in one.places]
     return Preset(
         name=name,
         schemes=_with_prefixes(schemes),
@@ -190,8 +239,55 @@ def parse(table: Table, name: str = "custom") -> Preset:
         payload=payload.encode() if payload is not None else None,
         volatile=volatile,
         forms=any(at.kind == "form" and at.pointer is None for at in sources),
-        **locators,
+        **places,
+        **told,
     )
+
+
+def _mode(sender: "_Reader") -> Mode | None:
+    value = sender.table.get("livemode")
+    if not isinstance(value, Mapping):
+        at = sender.locator("livemode")
+        mode = None if at is None else Mode(at)
+    else:
+        reader = sender.inner("livemode", value)
+        reader.unknown(("at", "live", "test"))
+        at = reader.locator("at")
+        if at is None and "at" not in reader.table:
+            reader.fail("at", "is missing; write json:/path")
+        mode = None if at is None else Mode(at, reader.value("live"), reader.value("test"))
+    if mode is not None and mode.at.kind not in ("json", "form"):
+        sender.fail("livemode", "must be in the signed body; write json:/path")
+    return mode
+
+
+def _told(sender: "_Reader", name: str) -> dict[str, Any]:
+    """What people are told; nothing of it is used to judge a delivery."""
+    return {
+        "title": sender.text("title") or name,
+        "docs": sender.text("docs"),
+        "secret_shape": _shape(sender),
+        "deadline_s": sender.seconds("deadline_s"),
+        "retry": sender.text("retry"),
+        "recover": sender.text("recover"),
+        "notes": sender.texts("notes"),
+    }
+
+
+def _shape(sender: "_Reader") -> Shape | None:
+    if "secret_shape" not in sender.table:
+        return None
+    reader = sender.inner("secret_shape", sender.table["secret_shape"])
+    reader.unknown(("matches", "words"))
+    matches, words = reader.text("matches"), reader.text("words")
+    if matches is None or words is None:
+        sender.fail("secret_shape", 'must be { matches = "REGEX", words = "begins with ..." }')
+        return None
+    try:
+        re.compile(matches)
+    except re.error as error:
+        reader.fail("matches", f"is not a regular expression: {error}")
+    return Shape(matches, words)
 
 
 def _schemes(sender: "_Reader") -> list[Scheme]:
@@ -303,6 +399,8 @@ def _check_scheme(reader: "_Reader", scheme: Scheme) -> None:
         ("tolerance_s", "tolerance_s" in given and not _has_ts(scheme), "needs ts or ts_key"),
         ("future_s", "future_s" in given and "tolerance_s" not in given, "needs tolerance_s"),
     ]
+    in_path = scheme.sig is not None and scheme.sig.kind == "path"
+    rules.append(("sig", in_path and scheme.algo != "token", "can be a path only with algo token"))
     rules += _bearer_rules(given) if scheme.algo in BEARERS else _signature_rules(given, scheme)
     for key, broken, what in rules:
         if broken:
@@ -345,6 +443,9 @@ class _Reader:
         self.failed = not isinstance(table, Mapping)
         if self.failed:
             self.problems.append(f"{prefix.removesuffix('.') or 'scheme'}: must be a table")
+
+    def inner(self, key: str, table: object) -> "_Reader":
+        return _Reader(table, f"{self.prefix}{key}.", self.problems)
 
     def fail(self, key: str, what: str) -> None:
         self.failed = True
@@ -393,6 +494,13 @@ class _Reader:
         if not isinstance(value, bool):
             self.fail(key, "must be true or false")
         return value is True
+
+    def value(self, key: str) -> str | bool:
+        value = self.table.get(key)
+        if isinstance(value, str | bool) and value != "":
+            return value
+        self.fail(key, "must be true, false or a text")
+        return ""
 
     def seconds(self, key: str) -> float | None:
         value = self.table.get(key)
@@ -443,6 +551,14 @@ def keys(scheme: Scheme, secret: bytes) -> tuple[Key, ...]:
     if not found:
         raise SecretError("; ".join(problems))
     return tuple(found)
+
+
+def secret_warning(preset: Preset, secret: bytes) -> str | None:
+    """What a secret that makes a key should look like and does not; nothing of it is said."""
+    shape = preset.secret_shape
+    if shape is None or re.fullmatch(shape.matches, secret.decode(errors="replace")):
+        return None
+    return f"does not look like a secret of {preset.title}, which {shape.words}"
 
 
 def secret_problem(preset: Preset, secret: bytes) -> str | None:

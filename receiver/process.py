@@ -338,6 +338,7 @@ def stored_event(snapshot: Snapshot, settings: Settings, known: Row) -> Event:
         account=known.account,
         received_ms=known.received_ms,
         secret=known.secret,
+        id_signed=known.id_signed,
         claimed_account=known.claimed_account,
     )
 

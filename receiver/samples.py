@@ -172,8 +172,8 @@ def advice(settings: Settings, source: str, sample: Sample, word: str) -> str:
 
 def _after_ignored(source: Source, rules: Sequence[Rule], sample: Sample) -> str:
     mode = source.contract.preset.livemode
-    live = None if mode is None else look_up(sample.document, mode.pointer or ())
-    if source.contract.livemode and live is False:
+    said = None if mode is None else look_up(sample.document, mode.at.pointer or ())
+    if source.contract.livemode and mode is not None and said == mode.test:
         return "a test event on a live source is ignored; send it to one with livemode = false"
     why = why_none_applied(rules, sample.type, _scope(sample))
     return f"{why}; compare [[rules]] with {_show(sample)}"
@@ -304,8 +304,8 @@ def _stamp(document: Json, source: Source, wish: Wish, event_id: str) -> None:
     _put(document, preset.event_id, event_id)
     _put(document, preset.event_type, wish.type)
     if preset.livemode is not None:
-        livemode = contract.livemode or False
-        _put(document, (preset.livemode,), livemode)
+        livemode, mode = contract.livemode or False, preset.livemode
+        _put(document, (mode.at,), mode.live if livemode else mode.test)
         if isinstance(document.get("data"), dict) and isinstance(
             document["data"].get("object"), dict
         ):

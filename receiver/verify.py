@@ -13,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-from receiver.extract import Found, Headers, Locator, Reading, find, form_values, look_up
+from receiver.extract import Found, Headers, Locator, Reading, body_id, find, form_values
 from receiver.extract import canonical as canonical  # belongs to what verify offers
 from receiver.presets import (
     PUBLIC_KEYS,
@@ -74,6 +74,8 @@ class Proof(msgspec.Struct, frozen=True):
 
     accounts: tuple[Locator, ...]
     claimed_accounts: tuple[Locator, ...]
+    # Where its id is, and which of these places are signed.
+    places: tuple[Locator, ...]
     ids: tuple[Locator, ...]
 
 
@@ -213,7 +215,7 @@ def _verdict(word: Literal["valid", "unverified"], event: Event, why: str | None
 
 def _reading(preset: Preset, delivery: Delivery) -> Reading:
     body = delivery.body if delivery.inflated is None else delivery.inflated
-    return Reading(delivery.headers, body, preset.payload, preset.forms)
+    return Reading(delivery.headers, body, preset.payload, preset.forms, delivery.url)
 
 
 # Is it genuine?
@@ -234,7 +236,8 @@ def _proof(preset: Preset, schemes: Sequence[Scheme]) -> Proof:
 
     accounts = proved(preset.account)
     claimed = tuple(at for at in preset.account if at not in accounts)
-    return Proof(accounts, claimed, proved(preset.event_id))
+    places = preset.ids(schemes[0]) if len(schemes) == 1 else preset.event_id
+    return Proof(accounts, claimed, places, proved(places))
 
 
 def _keys(scheme: Scheme, secret: Secret) -> tuple[Key, ...]:
@@ -478,13 +481,13 @@ def _read(
     secret: Secret | None,
 ) -> Event:
     preset = contract.preset
-    id_ = _found(find(reading, preset.event_id, "id"), preset.event_id, "id")
+    id_ = _found(find(reading, proof.places, "id"), proof.places, "id")
     type_ = _found(find(reading, preset.event_type, "type"), preset.event_type, "type")
     account = find(reading, proof.accounts, "account")
     claimed = find(reading, proof.claimed_accounts, "account")
     facts = _Facts(
         id=id_.text,
-        id_signed=_id_signed(preset, proof, id_.locator if id_.text else None),
+        id_signed=_id_signed(proof, id_.locator if id_.text else None),
         type=type_.text,
         account=contract.account or account.text,
         accounts=(account.text, claimed.text),
@@ -504,29 +507,27 @@ def reread(
     account: str,
     received_ms: int,
     secret: str,
+    id_signed: bool,
     claimed_account: str | None = None,
 ) -> Event:
     """The event of a stored body again, judged under the contract as it is now.
 
-    `event_id` is the stored key (Event.key_id) and `secret` a reference; what these say stays
-    as it is stored, since it is part of keys. A missing type is looked for again. Signature and
-    time are not judged.
+    `event_id` is the stored key (Event.key_id) and `secret` a reference; what these say, and
+    whether the id was signed, stays as it is stored, since it is part of keys. A missing type is
+    looked for again. Signature and time are not judged.
     """
     preset = contract.preset
     reading = Reading((), body, preset.payload, preset.forms or content_type == "form")
     id_ = event_id.removesuffix(f":{type}") if preset.keyed_by_type else event_id
     found = _found(find(reading, preset.event_id, "id"), preset.event_id, "id")
-    at, problem = None, found.problem
-    if id_ != _hash_id(sha256(body).digest()):
-        header = next((at for at in preset.event_id if at.kind == "header"), None)
-        at, problem = found.locator if found.text == id_ else header, None
+    problem = found.problem if id_ == body_id(sha256(body).digest()) else None
     type_ = Found(type)
     if not type:
         type_ = _found(find(reading, preset.event_type, "type"), preset.event_type, "type")
     said = find(reading, contract.proof.accounts, "account")
     facts = _Facts(
         id=id_,
-        id_signed=_id_signed(preset, contract.proof, at),
+        id_signed=id_signed,
         type=type_.text,
         account=account,
         accounts=(account, said.text, claimed_account or ""),
@@ -545,14 +546,14 @@ def _found(found: Found, locators: Sequence[Locator], what: str) -> Found:
     return Found(problem=f"{what} missing at {places}")
 
 
-def _id_signed(preset: Preset, proof: Proof, locator: Locator | None) -> bool:
+def _id_signed(proof: Proof, locator: Locator | None) -> bool:
     """Whether nobody but the sender could make it another id.
 
     A header that is not signed can be added or left out as well as changed, so every place that
     is looked at before counts too; all of them where nothing was found.
     """
-    end = len(preset.event_id) if locator is None else preset.event_id.index(locator) + 1
-    return all(at in proof.ids for at in preset.event_id[:end])
+    end = len(proof.places) if locator is None else proof.places.index(locator) + 1
+    return all(at in proof.ids for at in proof.places[:end])
 
 
 def _event(
@@ -560,8 +561,8 @@ def _event(
 ) -> Event:
     document = reading.document
     body_sha256 = sha256(reading.body).digest()
-    event_id = facts.id or _hash_id(body_sha256)
-    mode_problems, test = _judge_mode(contract, document.value, secret)
+    event_id = facts.id or body_id(body_sha256)
+    mode_problems, test = _judge_mode(contract, reading, secret)
     problems = (*facts.problems, *_account_problems(contract, facts, secret), *mode_problems)
     return Event(
         source=contract.source,
@@ -584,10 +585,6 @@ def _event(
     )
 
 
-def _hash_id(body_sha256: bytes) -> str:
-    return f"sha256:{body_sha256.hex()}"
-
-
 def _account_problems(contract: Contract, facts: _Facts, secret: Secret | None) -> list[str]:
     pinned, bound = contract.account, None if secret is None else secret.account
     if pinned is None and bound is None:
@@ -603,17 +600,23 @@ def _account_problems(contract: Contract, facts: _Facts, secret: Secret | None) 
 
 
 def _judge_mode(
-    contract: Contract, document: object, secret: Secret | None
+    contract: Contract, reading: Reading, secret: Secret | None
 ) -> tuple[list[str], bool]:
     """What is wrong with the event's mode, and whether it is a test event on a live source."""
-    locator, wanted = contract.preset.livemode, contract.livemode
+    mode, wanted = contract.preset.livemode, contract.livemode
     bound = None if secret is None else secret.livemode
-    if locator is None or (wanted is None and bound is None):
+    if mode is None or (wanted is None and bound is None):
         return [], False
-    live = look_up(document, locator.pointer or ())
-    if not isinstance(live, bool):
-        what = "missing" if live is None else "not a boolean"
-        return [f"livemode is {what} at {locator.text}"], False
+    said = reading.value(mode.at)
+    said = said.decode(errors="replace") if isinstance(said, bytes) else said
+    if said is None or type(said) is not type(mode.live) or said not in (mode.live, mode.test):
+        what = (
+            "not a boolean"
+            if mode.live in (True, False)
+            else f"neither {mode.live} nor {mode.test}"
+        )
+        return [f"livemode is {'missing' if said is None else what} at {mode.at.text}"], False
+    live = said == mode.live
     problems = []
     if secret is not None and bound is not None and live != bound:
         kind, other = ("live", "test") if bound else ("test", "live")

@@ -1,4 +1,5 @@
 import json
+from hashlib import sha256
 
 import pytest
 from hypothesis import given, settings
@@ -21,10 +22,13 @@ FUZZ = settings(derandomize=True, deadline=None, max_examples=200, database=None
 
 @pytest.mark.parametrize(
     "text",
-    ["", "id", "json:id", "header:", "header:X Y", "form:", "form:a#b", "body:/id", "header:*a"],
+    [
+        *("", "id", "json:id", "header:", "header:X Y", "form:", "form:a#b", "body:/id"),
+        *("header:*a", "{json:/a", "{json:/a}}", "{a}:{json:/b}", "key:a", "{}"),
+    ],
 )
 def test_what_is_no_locator_is_refused_with_words(text: str) -> None:
-    with pytest.raises(ValueError, match=r"locator|pointer"):
+    with pytest.raises(ValueError, match=r"locator|pointer|brace"):
         parse_locator(text)
 
 
@@ -49,6 +53,58 @@ def test_a_header_locator_may_leave_its_ending_open() -> None:
     reading = Reading(((b"x-sig-1", b"a"), (b"other", b"b"), (b"x-sig-2", b"c")), b"")
 
     assert reading.raw(parse_locator("header:X-Sig-*")) == [b"a", b"c"]
+
+
+def test_a_key_is_the_first_name_that_counts() -> None:
+    reading = Reading((), b'{"update_id":1,"message":{},"edited":{}}')
+
+    assert find(reading, [parse_locator("key:!update_id")], "type").text == "message"
+    assert find(reading, [parse_locator("key:!update_id,message")], "type").text == "edited"
+    assert find(reading, [parse_locator("key:/message!x")], "type").text == ""
+    assert find(reading, [parse_locator("key:/update_id!x")], "type").text == ""
+
+
+def test_a_joined_value_is_there_only_where_each_of_its_parts_is() -> None:
+    reading = Reading(((b"x-shop", b"s1"),), b'{"event":"paid","id":7,"none":null,"object":{}}')
+    whole, lacking, wrong = (
+        parse_locator(text)
+        for text in (
+            "{header:X-Shop}/{json:/event}:{json:/id}",
+            "{json:/event}:{json:/none}",
+            "{json:/event}:{json:/object}",
+        )
+    )
+
+    assert find(reading, [whole], "id").text == "s1/paid:7"
+    assert find(reading, [lacking, wrong, whole], "id").text == "s1/paid:7"
+
+
+def test_a_body_is_known_by_its_digest() -> None:
+    digest = "sha256:" + sha256(b"{}").hexdigest()
+
+    assert find(Reading((), b"{}"), [parse_locator("body")], "id").text == digest
+
+
+@pytest.mark.parametrize(
+    ("url", "step"),
+    [
+        ("https://h/webhooks/gumroad/t0k", b"t0k"),
+        ("https://h/webhooks/gumroad/t0k/?a=/b", b"t0k"),
+        ("https://h/", b"h"),
+        ("", b""),
+    ],
+)
+def test_a_path_is_the_last_step_of_the_url(url: str, step: bytes) -> None:
+    found = Reading((), b"", url=url).raw(parse_locator("path"))
+
+    assert found == ([step] if step else [])
+
+
+def test_a_text_within_json_is_no_field_of_a_form() -> None:
+    reading = Reading((), b' \n{"text":"&id=1&data={}"}')
+
+    assert reading.raw(parse_locator("form:id")) == []
+    assert reading.value(parse_locator("form:data#/x")) is None
 
 
 def test_form_fields_are_found_plain_and_as_json() -> None:

@@ -1,4 +1,5 @@
 import base64
+import re
 import subprocess
 import sys
 import tomllib
@@ -8,7 +9,14 @@ from pathlib import Path
 import pytest
 
 from receiver import presets
-from receiver.presets import PresetError, SecretError, Table, parse, secret_problem
+from receiver.presets import (
+    PresetError,
+    SecretError,
+    Table,
+    parse,
+    secret_problem,
+    secret_warning,
+)
 
 ROOT = Path(__file__).parents[1]
 CUSTOM: Table = {
@@ -98,11 +106,15 @@ def test_every_problem_of_a_table_is_reported_with_its_key() -> None:
         "key": ["type"],
         "volatile": ["a..b"],
         "hex_any_case": "yes",
+        "event_time": "at",
+        "secret_shape": {"matches": "[a", "words": "x"},
+        "deadline_s": "soon",
+        "notes": [1],
     }
 
     problems = problems_of(table)
 
-    named = [problem.split(":")[0] for problem in problems]
+    named = [re.split("[:.]", problem)[0] for problem in problems]
     assert sorted(named) == sorted(table)
     assert "sgi: is not a known key (did you mean sig?)" in problems
 
@@ -138,6 +150,29 @@ def test_what_does_not_fit_together_is_reported(change: Table, problem: str) -> 
     problems = problems_of(table)
 
     assert any(p.startswith(problem) for p in problems), problems
+
+
+@pytest.mark.parametrize(
+    ("livemode", "problem"),
+    [
+        ({"at": "json:/mode", "live": "live"}, "livemode.test: must be true, false or a text"),
+        ({"live": "live", "test": "test"}, "livemode.at: is missing"),
+        ({"at": "header:X", "live": "a", "test": "b"}, "livemode: must be in the signed body"),
+        ({"at": "json:/m", "live": "a", "test": "b", "tst": 1}, "livemode.tst: is not a known key"),
+    ],
+)
+def test_what_a_mode_lacks_is_reported(livemode: Table, problem: str) -> None:
+    assert any(p.startswith(problem) for p in problems_of({**CUSTOM, "livemode": livemode}))
+
+
+def test_a_secret_that_looks_like_another_senders_is_named_but_not_shown() -> None:
+    shape = {"matches": "lin_wh_.+", "words": "begins with lin_wh_"}
+    preset = parse({**CUSTOM, "title": "Linear", "secret_shape": shape})
+
+    assert secret_warning(preset, b"lin_wh_abc") is None
+    assert secret_warning(preset, b"whsec_QUJD") == (
+        "does not look like a secret of Linear, which begins with lin_wh_"
+    )
 
 
 def test_problems_of_one_of_several_schemes_name_it() -> None:

@@ -135,6 +135,72 @@ def test_the_bytes_of_the_wire_are_what_is_signed(name: str, body: bytes) -> Non
     assert refusal(contract_of(preset), trimmed).reason == "bad-signature"
 
 
+TWO_FAMILIES = parse(
+    {
+        "event_id": ["header:a-id", "header:b-id"],
+        "schemes": [
+            {
+                "sig": f"header:{name}-sig",
+                "algo": "sha256",
+                "enc": "hex",
+                "signed": "{id}.{body}",
+                "id": f"header:{name}-id",
+                **({"only_if_absent": "header:a-sig"} if name == "b" else {}),
+            }
+            for name in "ab"
+        ],
+    }
+)
+
+
+def test_the_id_that_a_scheme_signs_is_the_events_whatever_other_headers_say() -> None:
+    mac = hmac.digest(KEY, b"right.{}", "sha256").hex()
+    headers = [("b-id", "right"), ("b-sig", mac), ("a-id", "forged")]
+
+    event = event_of(contract_of(TWO_FAMILIES), delivery_of(b"{}", headers))
+
+    assert (event.event_id, event.id_signed) == ("right", True)
+
+
+def test_a_scheme_with_an_empty_signature_is_not_passed_over() -> None:
+    mac = hmac.digest(KEY, b"right.{}", "sha256").hex()
+    headers = [("b-id", "right"), ("b-sig", mac), ("a-sig", "")]
+
+    assert (
+        "a-sig is there" in refusal(contract_of(TWO_FAMILIES), delivery_of(b"{}", headers)).detail
+    )
+
+
+def test_a_secret_in_the_path_proves_the_body() -> None:
+    preset = parse({"sig": "path", "algo": "token", "event_id": "form:id"})
+    delivery = Delivery("POST", "https://h/webhooks/x/t0ken?a", (), b"id=tr_1", NOW_MS)
+
+    event = event_of(contract_of(preset, b"other", b"t0ken"), delivery)
+
+    assert (event.event_id, event.id_signed, event.secret) == ("tr_1", True, "env:SECRET_1")
+    assert refusal(contract_of(preset), delivery).reason == "bad-signature"
+
+
+@pytest.mark.parametrize(
+    ("said", "defect", "test"),
+    [
+        ('"live"', None, False),
+        ('"test"', None, True),
+        ('"LIVE"', "livemode is neither live nor test at json:/mode", False),
+        ("true", "livemode is neither live nor test at json:/mode", False),
+        ("null", "livemode is missing at json:/mode", False),
+    ],
+)
+def test_a_mode_may_be_a_word(said: str, defect: str | None, test: bool) -> None:
+    mode = {"at": "json:/mode", "live": "live", "test": "test"}
+    preset = parse({**SHAPES["bare hex sha1"], "event_id": "json:/id", "livemode": mode})
+    body = f'{{"id":"1","mode":{said}}}'.encode()
+
+    event = event_of(contract_of(preset, livemode=True), signed(preset, body))
+
+    assert (event.defect, event.test) == (defect, test)
+
+
 def test_any_of_several_secrets_and_signatures_matches_and_the_secret_is_recorded() -> None:
     contract = contract_of(STRIPE, b"first", b"second", b"third")
     good = dict(sign(STRIPE, b"second", stripe_body(), now_ms=NOW_MS))["Stripe-Signature"]
@@ -764,6 +830,7 @@ def again(contract: Contract, event: Event, **changes: Any) -> Event:
         "account": event.account,
         "received_ms": event.received_ms,
         "secret": event.secret,
+        "id_signed": event.id_signed,
         "claimed_account": event.claimed_account,
     }
     return reread(contract, **{**stored, **changes})
