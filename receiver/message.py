@@ -9,8 +9,8 @@ from receiver import shown
 from receiver.config import Settings
 from receiver.console import rfc3339
 from receiver.operate import target_of_message
-from receiver.story import TOLD_MAX, Moment
-from store import attempts, audit, inbox
+from receiver.story import TOLD_MAX, Moment, acts
+from store import attempts, inbox
 from store.attempts import Attempt
 from store.database import Snapshot
 from store.outbox import Message
@@ -38,7 +38,7 @@ def tell(snapshot: Snapshot, settings: Settings, message: Message, now_ms: int) 
             {"event": message.event} | shown.key(message.key),
         ),
         *map(_attempt, attempts.of_message(snapshot, message.id)[-TOLD_MAX:]),
-        *_acts(snapshot, message),
+        *acts(snapshot, target_of_message(message.id)),
         *_end(message),
     ]
     moments.sort(key=lambda moment: moment.at_ms)
@@ -71,13 +71,6 @@ def is_leased(message: Message, now_ms: int) -> bool:
 
 def _attempt(one: Attempt) -> Moment:
     return Moment(one.started_ms, "attempt", shown.attempt_words(one), shown.attempt(one))
-
-
-def _acts(snapshot: Snapshot, message: Message) -> Iterator[Moment]:
-    for act in audit.of_target(snapshot, target_of_message(message.id))[-TOLD_MAX:]:
-        why = f": {act.reason}" if act.reason else ""
-        facts: dict[str, object] = {"action": act.action, "actor": act.actor, "reason": act.reason}
-        yield Moment(act.at_ms, "by hand", f"{act.action} by {act.actor}{why}", facts)
 
 
 _ENDS = {

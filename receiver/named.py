@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 
+from receiver import process, rules
 from receiver.config import Call, Grant, Settings
 from receiver.select import nearest_or_all
 from receiver.shown import full_name
-from store import inbox, ledger, outbox
+from store import deliveries, inbox, ledger, operations, outbox
 from store.database import Snapshot
 from store.inbox import Row
 from store.operations import Key
@@ -13,6 +14,8 @@ from store.outbox import Message
 
 #: Names that are listed when more than one thing is meant.
 NAMES_MAX = 10
+#: Unfinished events of each state that are asked what they are about.
+ASKING_MAX = 100
 
 
 class Absent(Exception):
@@ -33,9 +36,69 @@ def event(snapshot: Snapshot, name: str) -> Row:
     if not found:
         raise Absent(f"there is no event {name}: `receiver events list` shows what there is")
     if len(found) > 1:
-        names = [f"{full_name(row)} (row {row.id}, {row.type}, {row.state})" for row in found]
+        names = list(map(_described, found))
         raise Ambiguous(f"{name} is more than one event: use one of these names", names)
     return found[0]
+
+
+def event_about(snapshot: Snapshot, settings: Settings, name: str) -> Row:
+    """As `event`, but the name may also be a request's id, a business subject or a workspace.
+
+    Raises Absent, or Ambiguous where there are several, the newest of which are named.
+    """
+    if inbox.named(snapshot, name, 1):
+        return event(snapshot, name)
+    found = deliveries.events_of_request(snapshot, name, NAMES_MAX)
+    what = f"request {name} brought more than one event"
+    if not found:
+        found = of_subject(snapshot, settings, name)
+        what = f"{name} is the subject of more than one event"
+    if not found:
+        found = inbox.of_workspace(snapshot, name)
+        what = f"workspace {name} has more than one event: `receiver events list --workspace`"
+    rows = list(inbox.rows(snapshot, found[-NAMES_MAX:]))
+    if len(rows) > 1:
+        raise Ambiguous(f"{what}; show one of these", list(map(_described, rows)))
+    return rows[0] if rows else event(snapshot, name)
+
+
+def about(
+    snapshot: Snapshot, settings: Settings, subject: str | None, workspace: str | None
+) -> list[int] | None:
+    """Row numbers of the events about a subject and a workspace, oldest first; None: of all."""
+    found = None if subject is None else of_subject(snapshot, settings, subject)
+    if workspace is None:
+        return found
+    theirs = inbox.of_workspace(snapshot, workspace)
+    return theirs if found is None else sorted(set(theirs) & set(found))
+
+
+def of_subject(snapshot: Snapshot, settings: Settings, subject: str) -> list[int]:
+    """Row numbers of the events that did something for a subject, or ask for it, oldest first.
+
+    Of those that ask, the newest that are unfinished are known, by the rules as they are now.
+    """
+    found = set(operations.events_of_subject(snapshot, subject))
+    for state in ("pending", "parked", "quarantined", "dead"):
+        for row in inbox.listed(snapshot, state=state, limit=ASKING_MAX):
+            if row.id not in found and _asks_for(snapshot, settings, row, subject):
+                found.add(row.id)
+    return sorted(found)
+
+
+def _asks_for(snapshot: Snapshot, settings: Settings, row: Row, subject: str) -> bool:
+    try:
+        asking = process.stored_event(snapshot, settings, row)
+    except process.NotReplayable:
+        return False
+    if asking.defect is not None:
+        return False
+    matching = settings.rules_for(asking.source, asking.type)
+    return any(key.subject == subject for key in rules.keys_of(matching, asking))
+
+
+def _described(row: Row) -> str:
+    return f"{full_name(row)} (row {row.id}, {row.type}, {row.state})"
 
 
 def message(snapshot: Snapshot, name: str) -> Message:

@@ -98,6 +98,11 @@ def target_of_message(number: int) -> str:
     return f"message {number}"
 
 
+def target_of_link(source: str, account: str, customer: str) -> str:
+    """The audit log's name of a link."""
+    return "/".join(filter(None, ("link " + source, account, customer)))
+
+
 # Events
 
 
@@ -376,8 +381,7 @@ def unlink(tx: Tx, source: str, account: str, customer: str, by: By) -> str:
 def _write_link(
     tx: Tx, by: By, action: str, source: str, account: str, customer: str, **detail: object
 ) -> None:
-    target = "/".join(filter(None, ("link " + source, account, customer)))
-    _write_down(tx, by, action, target, **detail)
+    _write_down(tx, by, action, target_of_link(source, account, customer), **detail)
 
 
 # Amounts

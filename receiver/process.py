@@ -15,7 +15,7 @@ from receiver.handlers import Handlers, HandlersError, place_of
 from receiver.said import Park, Quarantine
 from receiver.select import Unjudgeable
 from receiver.verify import Event, canonical, reread
-from store import attempts, conflicts, inbox, names, parked
+from store import attempts, conflicts, deliveries, inbox, names, parked
 from store.database import Job, Snapshot, Tx
 from store.errors import TransactionLost, Unavailable
 from store.inbox import Row
@@ -73,6 +73,12 @@ class Try(NamedTuple):
     workspace: str | None = None
     leased: bool = False
     prepared: Prepared = UNPREPARED
+    #: Its outcome is what the event's first delivery is answered.
+    first: bool = False
+
+    def answer(self, word: str) -> str | None:
+        """The word, if it answers the event's first delivery."""
+        return word if self.first else None
 
 
 class NotReplayable(Exception):
@@ -136,7 +142,8 @@ class Processor:
             row = _insert(tx, event, request_id)
             known = _known(tx, event)
             if row is not None or not known.is_final:
-                outcome = self._fail(tx, _try_of(known), why)
+                this = _try_of(known)._replace(first=row is not None)
+                outcome = self._fail(tx, this, why)
         return outcome
 
     def due_jobs(self, snapshot: Snapshot, now_ms: int) -> list[Job[Outcome]]:
@@ -203,7 +210,7 @@ class Processor:
             inbox.mark_same_body(tx, row, event.identity, event.body_sha256)
         if queued:
             return Outcome("pending")
-        this = Try(row, 1, event.received_ms)
+        this = Try(row, 1, event.received_ms, first=True)
         verdict = self._judge(tx, event, this)
         # A new event stands as `done` already.
         return Outcome("done") if verdict is _DONE else self._settled(tx, this, event, verdict)
@@ -215,6 +222,20 @@ class Processor:
             _keep_conflict(tx, known, event, volatile, request_id)
             return Outcome("conflict")
         inbox.count_duplicate(tx, known.id)
+        outcome = self._again(tx, known, event, queued)
+        deliveries.add(
+            tx,
+            known.id,
+            known.duplicates,
+            received_ms=event.received_ms,
+            answer=outcome.word,
+            secret=event.secret,
+            request_id=request_id,
+        )
+        return outcome
+
+    def _again(self, tx: Tx, known: Row, event: Event, queued: bool) -> Outcome:
+        """Run a known event once more, if it is unfinished and nobody has its lease."""
         if known.is_final:
             return Outcome("duplicate")
         if known.lease_until_ms is not None and known.lease_until_ms > tx.now_ms:
@@ -287,7 +308,7 @@ class Processor:
         if verdict.failure is not None:
             return self._fail(tx, this, verdict.failure)
         reason = None if verdict.reason is None else verdict.reason[:REASON_CHARS_MAX]
-        inbox.settle(tx, this.row, verdict.state, reason)
+        inbox.settle(tx, this.row, verdict.state, reason, answer=this.answer(verdict.state))
         if verdict.fact is not None:
             parked.wait(tx, this.row, verdict.fact)
         if this.leased:
@@ -302,14 +323,15 @@ class Processor:
             attempts.start(tx, this.number, event=this.row)
         attempts.finish(tx, this.number, "failed", words, event=this.row)
         if worker.run == "off":
-            inbox.fail(tx, this.row, this.number, words, next_attempt_ms=None)
+            inbox.fail(tx, this.row, this.number, words, None, answer=this.answer("pending"))
             return Outcome("pending", retry=True)
         age_ms = tx.now_ms - this.received_ms
         if backoff.is_spent(worker, this.number, worker.attempts_max, age_ms):
-            inbox.die(tx, this.row, this.number, words)
+            inbox.die(tx, this.row, this.number, words, answer=this.answer("dead"))
             return Outcome("dead")
         delay_ms = backoff.delay_ms(worker, this.number, self.random)
-        inbox.fail(tx, this.row, this.number, words, tx.now_ms + delay_ms)
+        at_ms = tx.now_ms + delay_ms
+        inbox.fail(tx, this.row, this.number, words, at_ms, answer=this.answer("pending"))
         return Outcome("pending")
 
     def _apply_rules(self, tx: Tx, case: rules.Case, begun: list[str]) -> bool:

@@ -1,6 +1,6 @@
 """Applies one rule to one event, inside the event's transaction."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -104,6 +104,19 @@ def subject_of(rule: Rule, event: Event, scope: Scope) -> str:
         return event.event_id
     # An unsigned id could be changed by whoever replays a body; the body itself could not.
     return f"sha256:{event.body_sha256.hex()}"
+
+
+def keys_of(rules: Sequence[Rule], event: Event) -> Iterator[Key]:
+    """The business keys that an event asks for by these rules, as far as they can be judged."""
+    scope = scope_of(event)
+    for rule in rules:
+        try:
+            if isinstance(rule.effect, Link) or not (rule.when is None or rule.when.holds(scope)):
+                continue
+            subject = subject_of(rule, event, scope)
+        except Unjudgeable:
+            continue
+        yield Key(event.identity, event.account, subject, rule.operation)
 
 
 def _workspace(tx: Tx, rule: Rule, case: Case, scope: Scope) -> str | None:

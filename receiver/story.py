@@ -1,6 +1,7 @@
 """Tells what happened to one event: everything the file knows of it, in order of time."""
 
 import contextlib
+import json
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -8,6 +9,7 @@ from dataclasses import dataclass, field
 from receiver import rules, shown
 from receiver.config import Link, Settings
 from receiver.console import rfc3339
+from receiver.operate import target_of, target_of_link, target_of_message
 from receiver.process import NotReplayable, stored_event
 from receiver.select import Unjudgeable
 from receiver.verify import Event
@@ -15,6 +17,7 @@ from store import (
     attempts,
     audit,
     conflicts,
+    deliveries,
     inbox,
     ledger,
     links,
@@ -24,6 +27,7 @@ from store import (
     records,
 )
 from store.database import Snapshot
+from store.deliveries import Delivery
 from store.inbox import Row
 from store.operations import Claim, Key
 
@@ -57,10 +61,11 @@ def tell(snapshot: Snapshot, settings: Settings, row: Row) -> Story:
     name = shown.handle(snapshot, row)
     waits_for = parked.of_event(snapshot, row.id)
     moments = [
-        _receipt(row),
+        *_deliveries(snapshot, row),
         *_conflicts(snapshot, row),
         *_twins(snapshot, row),
-        *_acts(snapshot, row),
+        *acts(snapshot, target_of(row.id)),
+        *_waits(snapshot, row),
         *_parking(snapshot, row, waits_for),
         *_attempts(snapshot, row),
         *_changes(snapshot, settings, row),
@@ -88,13 +93,33 @@ def as_object(told: Story) -> dict[str, object]:
     }
 
 
-def _receipt(row: Row) -> Moment:
-    proof = f"signed with {row.secret}" if row.secret else "not signed"
+def _deliveries(snapshot: Snapshot, row: Row) -> Iterator[Moment]:
+    """The first delivery, and the newest of those that brought the same again."""
+    first = Delivery(row.id, row.received_ms, row.stored_ms, row.answer, row.secret, row.request_id)
+    yield _delivery("received", f"by source {row.endpoint}, ", first)
+    kept = deliveries.of_event(snapshot, row.id)
+    left = row.duplicates - len(kept)
+    if kept and left > 0:
+        words = f"{left} redeliveries before this one are only counted"
+        yield Moment(kept[0].received_ms, "redelivered", words, {"deliveries": left})
+    for one in kept:
+        yield _delivery("redelivered", "", one)
+
+
+def _delivery(what: str, by: str, one: Delivery) -> Moment:
+    proof = f"signed with {one.secret}" if one.secret else "not signed"
+    waited_ms = max(0, one.stored_ms - one.received_ms)
+    later = f", written after {waited_ms} ms" if waited_ms else ""
     return Moment(
-        row.received_ms,
-        "received",
-        f"by source {row.endpoint}, {proof}, request {row.request_id}",
-        {"endpoint": row.endpoint, "secret": row.secret, "request_id": row.request_id},
+        one.received_ms,
+        what,
+        f"{by}{proof}, request {one.request_id}: {one.answer}{later}",
+        {
+            "secret": one.secret,
+            "request_id": one.request_id,
+            "answer": one.answer,
+            "latency_ms": waited_ms,
+        },
     )
 
 
@@ -119,6 +144,7 @@ def _messages(snapshot: Snapshot, row: Row) -> Iterator[Moment]:
         for attempt in attempts.of_message(snapshot, one.id)[-TOLD_MAX:]:
             facts = shown.attempt(attempt) | {"message": one.id}
             yield Moment(attempt.started_ms, "send", f"{to}: {shown.attempt_words(attempt)}", facts)
+        yield from acts(snapshot, target_of_message(one.id), f"{to}: ")
 
 
 # What it changed, and what others had changed before it
@@ -134,7 +160,8 @@ def _changes(snapshot: Snapshot, settings: Settings, row: Row) -> Iterator[Momen
         yield Moment(at_ms, "operation", f"{_claimed(claim)} by {key}", facts)
         yield from _amounts(snapshot, key)
     own = {key for key, _, _ in made}
-    for key in () if event is None else _keys(settings, event):
+    asked = () if event is None else settings.rules_for(event.source, event.type)
+    for key in () if event is None else rules.keys_of(asked, event):
         if key not in own:
             yield from _done_before(snapshot, key)
 
@@ -171,19 +198,6 @@ def _amounts(snapshot: Snapshot, key: Key) -> Iterator[Moment]:
         yield Moment(record.created_ms, "record", words, shown.record(record))
 
 
-def _keys(settings: Settings, event: Event) -> Iterator[Key]:
-    """The business keys that the event asks for by the rules as they are now."""
-    scope = rules.scope_of(event)
-    for rule in settings.rules_for(event.source, event.type):
-        try:
-            if isinstance(rule.effect, Link) or not (rule.when is None or rule.when.holds(scope)):
-                continue
-            subject = rules.subject_of(rule, event, scope)
-        except Unjudgeable:
-            continue
-        yield Key(event.identity, event.account, subject, rule.operation)
-
-
 def _links(snapshot: Snapshot, settings: Settings, event: Event) -> Iterator[Moment]:
     """The links that the event's rules make, or needed and got after it came; as they are now."""
     needed: dict[str, bool] = {}
@@ -194,10 +208,10 @@ def _links(snapshot: Snapshot, settings: Settings, event: Event) -> Iterator[Mom
             customer = None if path is None else path.value(rules.scope_of(event))
             needed[str(customer)] = makes or needed.get(str(customer), False)
     for customer, makes in needed.items():
-        for one in links.listed(snapshot, source=event.identity, customer=customer):
-            if one.account == event.account and (makes or one.created_ms > event.received_ms):
-                words = f"customer {one.customer} is linked to workspace {one.workspace}"
-                yield Moment(one.created_ms, "link", words, shown.link(one))
+        one = links.find(snapshot, event.identity, event.account, customer)
+        if one is not None and (makes or one.created_ms > event.received_ms):
+            words = f"customer {one.customer} is linked to workspace {one.workspace}"
+            yield Moment(one.created_ms, "link", words, shown.link(one))
 
 
 def _again(snapshot: Snapshot, settings: Settings, row: Row) -> Event | None:
@@ -233,23 +247,64 @@ def _twins(snapshot: Snapshot, row: Row) -> Iterator[Moment]:
         yield Moment(other.received_ms, "same body", words, {"event": name, "row": other.id})
 
 
-def _acts(snapshot: Snapshot, row: Row) -> Iterator[Moment]:
-    for act in audit.of_target(snapshot, f"event {row.id}")[-TOLD_MAX:]:
-        why = f": {act.reason}" if act.reason else ""
+def acts(snapshot: Snapshot, target: str, about: str = "") -> Iterator[Moment]:
+    """What was done by hand to a target of the audit log."""
+    for act in audit.of_target(snapshot, target)[-TOLD_MAX:]:
         facts: dict[str, object] = {"action": act.action, "actor": act.actor, "reason": act.reason}
-        yield Moment(act.at_ms, "by hand", f"{act.action} by {act.actor}{why}", facts)
+        yield Moment(act.at_ms, "by hand", f"{about}{_act_words(act)}", facts)
+
+
+def _act_words(act: audit.Act, upon: str = "") -> str:
+    what = f", {upon}" if upon else ""
+    why = f": {act.reason}" if act.reason else ""
+    return f"{act.action} by {act.actor}{what}{why}"
 
 
 def _parking(snapshot: Snapshot, row: Row, waits_for: parked.Fact | None) -> Iterator[Moment]:
-    """What a file knows of it: since when it waits, and who by hand brought what it waited for."""
     since_ms = parked.since(snapshot, row.id)
     if waits_for is not None and since_ms is not None:
-        facts: dict[str, object] = {"waits_for": shown.fact(waits_for)}
-        yield Moment(since_ms, "parked", f"waits for {shown.fact_words(waits_for)}", facts)
-    for act in audit.that_released(snapshot, row.id)[-TOLD_MAX:]:
-        why = f": {act.reason}" if act.reason else ""
-        words = f"it was parked until then; {act.action} by {act.actor}, {act.target}{why}"
-        yield Moment(act.at_ms, "released", words, {"action": act.action, "actor": act.actor})
+        yield _parked(since_ms, "waits", waits_for)
+
+
+def _waits(snapshot: Snapshot, row: Row) -> Iterator[Moment]:
+    """What it waited for before, and how that came."""
+    for wait in parked.before(snapshot, row.id):
+        yield _parked(wait.since_ms, "waited", wait.fact)
+        act = _releasing(snapshot, row, wait.fact)
+        if act is not None:
+            facts: dict[str, object] = {"action": act.action, "actor": act.actor}
+            words = f"it was parked until then; {_act_words(act, act.target)}"
+            yield Moment(act.at_ms, "released", words, facts)
+            continue
+        came_ms = _came_ms(snapshot, wait.fact)
+        if came_ms is not None and came_ms >= wait.since_ms:
+            words = f"it was parked until then; {shown.fact_words(wait.fact)} came"
+            yield Moment(came_ms, "released", words)
+
+
+def _parked(since_ms: int, verb: str, fact: parked.Fact) -> Moment:
+    facts: dict[str, object] = {"waits_for": shown.fact(fact)}
+    return Moment(since_ms, "parked", f"{verb} for {shown.fact_words(fact)}", facts)
+
+
+def _releasing(snapshot: Snapshot, row: Row, fact: parked.Fact) -> audit.Act | None:
+    """The act by hand that brought a fact to this event, if one did."""
+    if fact.kind == "attribution":
+        return None
+    target = str(shown.entry_key(fact))
+    if fact.kind == "link":
+        target = target_of_link(fact.source, fact.account, fact.key)
+    acts = audit.of_target(snapshot, target)
+    return next((one for one in acts if row.id in json.loads(one.detail).get("released", ())), None)
+
+
+def _came_ms(snapshot: Snapshot, fact: parked.Fact) -> int | None:
+    """When the fact came, if it is still there."""
+    if fact.kind == "link":
+        link = links.find(snapshot, fact.source, fact.account, fact.key)
+        return None if link is None else link.created_ms
+    entry = ledger.find(snapshot, shown.entry_key(fact))
+    return None if entry is None else entry.created_ms
 
 
 # What to do about it

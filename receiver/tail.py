@@ -29,7 +29,7 @@ def follow(
     at = newest[0].id if newest else 0
     while not closed():
         with read() as seen:
-            rows = inbox.listed(seen, after_row=at, newest_first=False, limit=EVENTS_MAX)
+            rows = inbox.after(seen, at, EVENTS_MAX)
         yield from rows
         at = rows[-1].id if rows else at
 

@@ -29,21 +29,6 @@ def add(tx: Tx, actor: str, action: str, target: str, reason: str, detail: str) 
     )
 
 
-def that_released(snapshot: Snapshot, event: int) -> list[Act]:
-    """The acts that released a parked event, as their details list it; oldest first."""
-    return [
-        Act(*values)
-        for values in snapshot.db.execute(
-            """
-            select id, at_ms, actor, action, target, reason, detail from receiver_audit
-            where exists (select 1 from json_each(detail, '$.released') where value = ?)
-            order by id
-            """,
-            (event,),
-        )
-    ]
-
-
 def of_target(snapshot: Snapshot, target: str) -> list[Act]:
     """The acts upon one target, oldest first."""
     return [
@@ -56,3 +41,39 @@ def of_target(snapshot: Snapshot, target: str) -> list[Act]:
             (target,),
         )
     ]
+
+
+def listed(
+    snapshot: Snapshot,
+    *,
+    actor: str | None = None,
+    action: str | None = None,
+    since_ms: int | None = None,
+    limit: int = 50,
+) -> list[Act]:
+    """Acts by what is given, newest first."""
+    return [
+        Act(*values)
+        for values in snapshot.db.execute(
+            """
+            select id, at_ms, actor, action, target, reason, detail
+            from receiver_audit
+            where id > 0 and (:actor is null or actor = :actor)
+              and (:action is null or action = :action or action like :within escape '!')
+              and (:since is null or at_ms >= :since)
+            order by id desc limit :limit
+            """,
+            {
+                "actor": actor,
+                "action": action,
+                "within": None if action is None else f"{_plain(action)} %",
+                "since": since_ms,
+                "limit": limit,
+            },
+        )
+    ]
+
+
+def _plain(text: str) -> str:
+    """The text for `like`, in which nothing stands for anything else."""
+    return text.replace("!", "!!").replace("%", "!%").replace("_", "!_")

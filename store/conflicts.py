@@ -87,14 +87,14 @@ def of_event(snapshot: Snapshot, event: int) -> list[Conflict]:
 
 def listed(snapshot: Snapshot, *, resolved: bool = False, limit: int = 50) -> list[Conflict]:
     """Open conflicts (or resolved ones too), newest first."""
+    which = "id > 0" if resolved else "resolved_ms is null"
     return [
         Conflict(*values)
         for values in snapshot.db.execute(
             f"""
-            select {_COLUMNS} from receiver_conflicts
-            where resolved_ms is null or ? order by id desc limit ?
-            """,  # noqa: S608  constant columns
-            (resolved, limit),
+            select {_COLUMNS} from receiver_conflicts where {which} order by id desc limit ?
+            """,  # noqa: S608  constant text
+            (limit,),
         )
     ]
 

@@ -1,10 +1,12 @@
 """Events received: each stored once, by its event key."""
 
+import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from store import names, ranges
 from store.database import Snapshot, Tx
 
 #: Text kept of an error, in characters.
@@ -12,6 +14,9 @@ ERROR_CHARS_MAX = 500
 
 #: Events with one body that are told, at most.
 TWINS_MAX = 10
+
+#: How far the times of receipt may be out of the order of rows, in ms.
+SINCE_SLACK_MS = 60_000
 
 STATES = ("pending", "done", "ignored", "parked", "quarantined", "dead")
 
@@ -34,6 +39,8 @@ class Row:
     by_worker: bool
     last_error: str | None
     received_ms: int
+    stored_ms: int
+    answer: str
     settled_ms: int | None
     secret: str
     content_type: str
@@ -55,9 +62,9 @@ _BOOLEANS = [number for number, field in enumerate(fields(Row)) if field.type is
 
 _COLUMNS = """
     id, source, account, event_id, endpoint, type, state, reason, duplicates, attempts,
-    next_attempt_ms, by_worker, last_error, received_ms, settled_ms, secret, content_type,
-    body_sha256,
-    id_signed, same_body_as, claimed_account, workspace, request_id, lease_until_ms
+    next_attempt_ms, by_worker, last_error, received_ms, stored_ms, answer, settled_ms, secret,
+    content_type, body_sha256, id_signed, same_body_as, claimed_account, workspace,
+    request_id, lease_until_ms
 """
 
 
@@ -89,9 +96,9 @@ def insert(
         """
         insert into receiver_events (
           source, account, event_id, endpoint, type, state, duplicates, attempts,
-          next_attempt_ms, by_worker, received_ms, settled_ms, secret, content_type,
-          body_sha256, id_signed, claimed_account, request_id)
-        values (?, ?, ?, ?, ?, ?, 0, 0, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+          next_attempt_ms, by_worker, received_ms, stored_ms, answer, settled_ms, secret,
+          content_type, body_sha256, id_signed, claimed_account, request_id)
+        values (?, ?, ?, ?, ?, ?, 0, 0, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
         on conflict (source, account, event_id) do nothing
         """,
         (
@@ -104,6 +111,8 @@ def insert(
             tx.now_ms if queued else None,
             int(queued),
             received_ms,
+            tx.now_ms,
+            "pending" if queued else "done",
             None if queued else tx.now_ms,
             secret,
             content_type,
@@ -120,22 +129,33 @@ def insert(
     return row
 
 
-def settle(tx: Tx, row: int, state: str, reason: str | None) -> None:
-    """Give the event its new state; a final one gets its time, a lease ends."""
+def settle(tx: Tx, row: int, state: str, reason: str | None, *, answer: str | None = None) -> None:
+    """Give the event its new state; a final one gets its time, a lease ends.
+
+    `answer` is what its first delivery is answered, while that is being judged.
+    """
     settled = tx.now_ms if state in ("done", "ignored", "dead") else None
     tx.db.execute(
         """
         update receiver_events
         set state = ?, reason = ?, settled_ms = ?, next_attempt_ms = null,
-          lease_owner = null, lease_until_ms = null
+          lease_owner = null, lease_until_ms = null, answer = coalesce(?, answer)
         where id = ?
         """,
-        (state, reason, settled, row),
+        (state, reason, settled, answer, row),
     )
     assert tx.db.changes() == 1, "only an event that is stored can be settled"
 
 
-def fail(tx: Tx, row: int, attempts: int, error: str, next_attempt_ms: int | None) -> None:
+def fail(
+    tx: Tx,
+    row: int,
+    attempts: int,
+    error: str,
+    next_attempt_ms: int | None,
+    *,
+    answer: str | None = None,
+) -> None:
     """The attempt with this number failed: the event stays `pending`, its lease ends.
 
     It is due for a worker when told; None: not due, until a redelivery or the operator.
@@ -144,24 +164,33 @@ def fail(tx: Tx, row: int, attempts: int, error: str, next_attempt_ms: int | Non
         """
         update receiver_events
         set state = 'pending', reason = null, settled_ms = null, attempts = ?, last_error = ?,
-          next_attempt_ms = ?, by_worker = ?, lease_owner = null, lease_until_ms = null
+          next_attempt_ms = ?, by_worker = ?, lease_owner = null, lease_until_ms = null,
+          answer = coalesce(?, answer)
         where id = ?
         """,
-        (attempts, error[:ERROR_CHARS_MAX], next_attempt_ms, next_attempt_ms is not None, row),
+        (
+            attempts,
+            error[:ERROR_CHARS_MAX],
+            next_attempt_ms,
+            next_attempt_ms is not None,
+            answer,
+            row,
+        ),
     )
     assert tx.db.changes() == 1, "only an event that is stored can fail"
 
 
-def die(tx: Tx, row: int, attempts: int, error: str) -> None:
+def die(tx: Tx, row: int, attempts: int, error: str, *, answer: str | None = None) -> None:
     """The attempt with this number failed and was the last: the event is `dead`."""
     tx.db.execute(
         """
         update receiver_events
         set state = 'dead', reason = null, settled_ms = ?, attempts = ?, last_error = ?,
-          next_attempt_ms = null, lease_owner = null, lease_until_ms = null
+          next_attempt_ms = null, lease_owner = null, lease_until_ms = null,
+          answer = coalesce(?, answer)
         where id = ?
         """,
-        (tx.now_ms, attempts, error[:ERROR_CHARS_MAX], row),
+        (tx.now_ms, attempts, error[:ERROR_CHARS_MAX], answer, row),
     )
     assert tx.db.changes() == 1, "only an event that is stored can die"
 
@@ -316,32 +345,48 @@ def listed(
     endpoint: str | None = None,
     type: str | None = None,
     since_ms: int | None = None,
-    after_row: int | None = None,
-    newest_first: bool = True,
     limit: int = 50,
 ) -> list[Row]:
-    """Events by what is given; `after_row` for following along, oldest first then."""
-    order = "desc" if newest_first else "asc"
+    """Events by what is given, newest first."""
+    first, since = _first_since(snapshot, since_ms)
+    if state is endpoint is type is None:
+        found = list(_newest(snapshot, first, since, limit))
+    else:
+        kinds = _kinds(snapshot, state=state, endpoint=endpoint, type=type)
+        each = (_newest_of_kind(snapshot, kind, first, since, limit) for kind in kinds)
+        found = ranges.newest(each, limit, lambda row: (row,))
+    return list(rows(snapshot, found))
+
+
+def among(
+    snapshot: Snapshot,
+    numbers: Sequence[int],
+    *,
+    state: str | None = None,
+    endpoint: str | None = None,
+    type: str | None = None,
+    since_ms: int | None = None,
+    limit: int = 50,
+) -> list[Row]:
+    """Those of these rows (oldest first) that fit, newest first."""
+    fits = (
+        row
+        for row in rows(snapshot, reversed(numbers))
+        if state in (None, row.state)
+        and endpoint in (None, row.endpoint)
+        and type in (None, row.type)
+        and row.received_ms >= (since_ms or 0)
+    )
+    return list(itertools.islice(fits, limit))
+
+
+def after(snapshot: Snapshot, row: int, limit: int) -> list[Row]:
+    """Events that came after the one in this row, oldest first."""
     return [
         _row(values)
         for values in snapshot.db.execute(
-            f"""
-            select {_COLUMNS} from receiver_events
-            where (:state is null or state = :state)
-              and (:endpoint is null or endpoint = :endpoint)
-              and (:type is null or type = :type)
-              and (:since is null or received_ms >= :since)
-              and (:after is null or id > :after)
-            order by id {order} limit :limit
-            """,  # noqa: S608  constant columns, and one of two words
-            {
-                "state": state,
-                "endpoint": endpoint,
-                "type": type,
-                "since": since_ms,
-                "after": after_row,
-                "limit": limit,
-            },
+            f"select {_COLUMNS} from receiver_events where id > ? order by id limit ?",  # noqa: S608
+            (row, limit),
         )
     ]
 
@@ -355,18 +400,36 @@ def numbers(
     since_ms: int | None = None,
 ) -> list[int]:
     """Row numbers of all events that fit, oldest first."""
+    first, since = _first_since(snapshot, since_ms)
+    if state is endpoint is type is None:
+        return sorted(_newest(snapshot, first, since, -1))
+    kinds = _kinds(snapshot, state=state, endpoint=endpoint, type=type)
+    each = (_newest_of_kind(snapshot, kind, first, since, -1) for kind in kinds)
+    return sorted(itertools.chain.from_iterable(each))
+
+
+def of_workspace(snapshot: Snapshot, workspace: str) -> list[int]:
+    """Row numbers of the events that did something for a workspace, or were attributed to it.
+
+    Oldest first. Of an event that did nothing, since another had done it before, nothing is known.
+    """
     return [
-        row
-        for (row,) in snapshot.db.execute(
+        event
+        for (event,) in snapshot.db.execute(
             """
-            select id from receiver_events
-            where (:state is null or state = :state)
-              and (:endpoint is null or endpoint = :endpoint)
-              and (:type is null or type = :type)
-              and (:since is null or received_ms >= :since)
-            order by id
+            select o.event from receiver_ledger l
+            cross join receiver_operations o
+              on o.source = l.source and o.account = l.account
+                and o.subject = l.subject and o.operation = l.operation
+            where l.workspace = :workspace and l.source <> 'app' and o.event is not null
+            union
+            select event from receiver_operations
+            where workspace = :workspace and amount is null and event is not null
+            union
+            select id from receiver_events where workspace = :workspace
+            order by 1
             """,
-            {"state": state, "endpoint": endpoint, "type": type, "since": since_ms},
+            {"workspace": workspace},
         )
     ]
 
@@ -401,28 +464,120 @@ def twins(snapshot: Snapshot, row: Row) -> list[Row]:
 
 def latest(snapshot: Snapshot, endpoint: str) -> int | None:
     """When the newest event of a source was received, in UTC milliseconds."""
-    found = snapshot.db.execute(
+    newest = listed(snapshot, endpoint=endpoint, limit=1)
+    return newest[0].received_ms if newest else None
+
+
+def rows(snapshot: Snapshot, numbers: Iterable[int]) -> Iterator[Row]:
+    """The events in these rows, in the order given."""
+    for number in numbers:
+        row = by_row(snapshot, number)
+        assert row is not None, "events are never deleted"
+        yield row
+
+
+def _first_since(snapshot: Snapshot, since_ms: int | None) -> tuple[int, int]:
+    """(a row number before which none is wanted, the time before which none is).
+
+    Rows stand in the order of receipt, but for SINCE_SLACK_MS: more only where the clock was
+    set back further than that.
+    """
+    if since_ms is None:
+        return 0, 0
+    low, high = 0, snapshot.db.execute("select coalesce(max(id), 0) from receiver_events").get + 1
+    while low + 1 < high:
+        middle = (low + high) // 2
+        found = snapshot.db.execute(
+            "select received_ms from receiver_events where id >= ? order by id limit 1", (middle,)
+        ).get
+        if found is None or found >= since_ms - SINCE_SLACK_MS:
+            high = middle
+        else:
+            low = middle
+    return high, since_ms
+
+
+def _newest(snapshot: Snapshot, first: int, since_ms: int, limit: int) -> Iterator[int]:
+    for (row,) in snapshot.db.execute(
         """
-        select received_ms from receiver_events where endpoint = ? order by id desc limit 1
+        select id from receiver_events
+        where id >= ? and received_ms >= ? order by id desc limit ?
         """,
-        (endpoint,),
-    ).get
-    assert found is None or isinstance(found, int), "the column is an integer"
-    return found
+        (first, since_ms, limit),
+    ):
+        yield row
+
+
+def _newest_of_kind(
+    snapshot: Snapshot, kind: tuple[str, str, str], first: int, since_ms: int, limit: int
+) -> Iterator[int]:
+    for (row,) in snapshot.db.execute(
+        """
+        select id from receiver_events
+        where endpoint = ? and type = ? and state = ? and id >= ? and received_ms >= ?
+        order by id desc limit ?
+        """,
+        (*kind, first, since_ms, limit),
+    ):
+        yield row
+
+
+def _kinds(
+    snapshot: Snapshot, *, state: str | None, endpoint: str | None, type: str | None
+) -> Iterator[tuple[str, str, str]]:
+    """The kinds of events that fit: (endpoint, type, state). Some of them may have no event."""
+    states = STATES if state is None else (state,)
+    for one in _endpoints(snapshot) if endpoint is None else (endpoint,):
+        for kind in _types(snapshot, one) if type is None else (type,):
+            yield from ((one, kind, each) for each in states)
+
+
+def _endpoints(snapshot: Snapshot) -> Iterator[str]:
+    return ranges.leaps(
+        lambda before: (
+            snapshot.db.execute(
+                """
+                select endpoint from receiver_events where endpoint > ?
+                order by endpoint limit 1
+                """,
+                (before,),
+            ).get
+        )
+    )
+
+
+def _types(snapshot: Snapshot, endpoint: str) -> Iterator[str]:
+    # A type may be missing, and is '' then.
+    yield ""
+    yield from ranges.leaps(
+        lambda before: (
+            snapshot.db.execute(
+                """
+                select type from receiver_events where endpoint = ? and type > ?
+                order by type limit 1
+                """,
+                (endpoint, before),
+            ).get
+        )
+    )
 
 
 def _by_id(snapshot: Snapshot, name: str, limit: int) -> Iterator[Row]:
-    # `;` follows `:`, so this is the range of all ids that begin with the name and a colon.
-    for values in snapshot.db.execute(
+    # `;` follows `:`, so the range is that of all ids that begin with the name and a colon.
+    for (row,) in snapshot.db.execute(
         f"""
-        select {_COLUMNS} from receiver_events
-        where source in (select name from receiver_names where kind = 'identity')
-          and (event_id = :name or (event_id > :name || ':' and event_id < :name || ';'))
-        order by id limit :limit
-        """,  # noqa: S608  constant columns
+        with {names.SENDERS.format("receiver_events")}
+        select e.id from senders s cross join receiver_events e
+        on e.source = s.source and e.account = s.account and e.event_id = :name
+        union all
+        select e.id from senders s cross join receiver_events e
+        on e.source = s.source and e.account = s.account
+          and e.event_id > :name || ':' and e.event_id < :name || ';'
+        order by 1 limit :limit
+        """,  # noqa: S608  constant text
         {"name": name, "limit": limit},
     ):
-        yield _row(values)
+        yield from rows(snapshot, (row,))
 
 
 def _by_path(snapshot: Snapshot, name: str, limit: int) -> Iterator[Row]:

@@ -1,10 +1,13 @@
 """Amounts: one entry for each business key, balances kept by triggers."""
 
+import itertools
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import apsw
 
+from store import names, ranges
 from store.database import Snapshot, Tx
 from store.errors import Refused
 from store.operations import Key
@@ -111,26 +114,70 @@ def listed(
     limit: int = 50,
 ) -> list[Entry]:
     """Entries, newest first."""
-    return [
-        _entry(values)
-        for values in snapshot.db.execute(
-            f"""
-            select {_COLUMNS} from receiver_ledger
-            where (:workspace is null or workspace = :workspace)
-              and (:subject is null or subject = :subject)
-              and (:operation is null or operation = :operation)
-              and (:since is null or created_ms >= :since)
-            order by created_ms desc, source, account, subject, operation limit :limit
-            """,  # noqa: S608  constant columns
-            {
-                "workspace": workspace,
-                "subject": subject,
-                "operation": operation,
-                "since": since_ms,
-                "limit": limit,
-            },
-        )
-    ]
+    since = since_ms or 0
+    if subject is not None:
+        fits = [
+            entry
+            for entry in _of_subject(snapshot, subject)
+            if workspace in (None, entry.workspace) and operation in (None, entry.key.operation)
+        ]
+        each: Iterable[Iterator[Entry]] = [iter(sorted(fits, key=_newness, reverse=True))]
+    elif workspace is not None:
+        within = _leaps(snapshot, "unit", "workspace = ?", (workspace,))
+        each = [_of_unit(snapshot, workspace, unit, operation, since) for unit in within]
+    else:
+        every = _leaps(snapshot, "operation", "true", ()) if operation is None else [operation]
+        each = [_of_operation(snapshot, one, since) for one in every]
+    newest = ranges.newest(each, limit, _newness)
+    return [entry for entry in newest if entry.created_ms >= since]
+
+
+def _newness(entry: Entry) -> tuple[int, ...]:
+    return (entry.created_ms,)
+
+
+def _leaps(
+    snapshot: Snapshot, column: str, where: str, parameters: tuple[str, ...]
+) -> Iterator[str]:
+    statement = f"select min({column}) from receiver_ledger where {where} and {column} > ?"  # noqa: S608  constant text
+    return ranges.leaps(lambda before: snapshot.db.execute(statement, (*parameters, before)).get)
+
+
+def _of_subject(snapshot: Snapshot, subject: str) -> Iterator[Entry]:
+    for values in snapshot.db.execute(
+        f"""
+        with {names.SENDERS.format("receiver_ledger")}
+        select l.* from senders s cross join (select {_COLUMNS} from receiver_ledger) l
+        on l.source = s.source and l.account = s.account and l.subject = ?
+        """,  # noqa: S608  constant text
+        (subject,),
+    ):
+        yield _entry(values)
+
+
+def _of_unit(
+    snapshot: Snapshot, workspace: str, unit: str, operation: str | None, since_ms: int
+) -> Iterator[Entry]:
+    for values in snapshot.db.execute(
+        f"""
+        select {_COLUMNS} from receiver_ledger
+        where workspace = ? and unit = ? and created_ms >= ? and (?4 is null or operation = ?4)
+        order by created_ms desc
+        """,  # noqa: S608  constant columns
+        (workspace, unit, since_ms, operation),
+    ):
+        yield _entry(values)
+
+
+def _of_operation(snapshot: Snapshot, operation: str, since_ms: int) -> Iterator[Entry]:
+    for values in snapshot.db.execute(
+        f"""
+        select {_COLUMNS} from receiver_ledger
+        where operation = ? and created_ms >= ? order by created_ms desc
+        """,  # noqa: S608  constant columns
+        (operation, since_ms),
+    ):
+        yield _entry(values)
 
 
 def reversals(snapshot: Snapshot, key: Key) -> list[Entry]:
@@ -152,28 +199,46 @@ def totals(
     snapshot: Snapshot, *, workspace: str | None = None, unit: str | None = None, limit: int = 50
 ) -> list[Balance]:
     """Balances beside the sums of their entries, by workspace and unit."""
-    return [
-        Balance(*values)
-        for values in snapshot.db.execute(
+    held = itertools.islice(_held(snapshot, workspace, unit), limit)
+    return [_balance(snapshot, *one) for one in held]
+
+
+def _balance(snapshot: Snapshot, workspace: str, unit: str) -> Balance:
+    ((kept, total),) = snapshot.db.execute(
+        """
+        select
+          (select balance from receiver_balances where workspace = :workspace and unit = :unit),
+          (select coalesce(sum(amount), 0) from receiver_ledger
+            where workspace = :workspace and unit = :unit)
+        """,
+        {"workspace": workspace, "unit": unit},
+    )
+    return Balance(workspace, unit, kept or 0, total)
+
+
+def _held(snapshot: Snapshot, workspace: str | None, unit: str | None) -> Iterator[tuple[str, str]]:
+    """What there is a balance or an entry of, by workspace and unit."""
+    at = ("", "") if workspace is None else (workspace, "")
+    while True:
+        # A balance whose row is gone must be found all the same.
+        found = snapshot.db.execute(
             """
-            select k.workspace, k.unit, coalesce(b.balance, 0),
-              (select coalesce(sum(amount), 0) from receiver_ledger l
-               where l.workspace = k.workspace and l.unit = k.unit)
-            from (
+            select * from (
               select workspace, unit from receiver_balances
-              where (:workspace is null or workspace = :workspace)
-                and (:unit is null or unit = :unit)
-              union
+              where (workspace, unit) > (:workspace, :unit) order by workspace, unit limit 1)
+            union
+            select * from (
               select workspace, unit from receiver_ledger
-              where (:workspace is null or workspace = :workspace)
-                and (:unit is null or unit = :unit)
-              order by workspace, unit limit :limit) k
-            left join receiver_balances b on b.workspace = k.workspace and b.unit = k.unit
-            order by k.workspace, k.unit
+              where (workspace, unit) > (:workspace, :unit) order by workspace, unit limit 1)
+            order by workspace, unit limit 1
             """,
-            {"workspace": workspace, "unit": unit, "limit": limit},
-        )
-    ]
+            {"workspace": at[0], "unit": at[1]},
+        ).fetchone()
+        if found is None or workspace not in (None, found[0]):
+            return
+        at = (found[0], found[1])
+        if unit in (None, at[1]):
+            yield at
 
 
 def disagreements(snapshot: Snapshot) -> list[Balance]:

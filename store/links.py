@@ -1,7 +1,10 @@
 """Links: which workspace a sender's customer is."""
 
+import itertools
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from store import names, ranges
 from store.database import Snapshot, Tx
 
 
@@ -26,6 +29,18 @@ def workspace(snapshot: Snapshot, source: str, account: str, customer: str) -> s
     ).get
     assert found is None or isinstance(found, str), "the column is text"
     return found
+
+
+def find(snapshot: Snapshot, source: str, account: str, customer: str) -> Link | None:
+    """The link of (identity, account, customer), or None."""
+    values = snapshot.db.execute(
+        """
+        select source, account, customer, workspace, created_ms from receiver_links
+        where source = ? and account = ? and customer = ?
+        """,
+        (source, account, customer),
+    ).fetchone()
+    return None if values is None else Link(*values)
 
 
 def add(tx: Tx, source: str, account: str, customer: str, workspace: str) -> bool:
@@ -74,16 +89,63 @@ def listed(
     limit: int = 50,
 ) -> list[Link]:
     """Links, newest first."""
-    return [
-        Link(*values)
-        for values in snapshot.db.execute(
-            """
-            select source, account, customer, workspace, created_ms from receiver_links
-            where (:source is null or source = :source)
-              and (:customer is null or customer = :customer)
-              and (:workspace is null or workspace = :workspace)
-            order by created_ms desc, source, account, customer limit :limit
-            """,
-            {"source": source, "customer": customer, "workspace": workspace, "limit": limit},
+    if customer is not None:
+        found: Iterable[Link] = _of_customer(snapshot, customer)
+    elif workspace is not None:
+        found = _of_workspace(snapshot, workspace)
+    else:
+        sources = _sources(snapshot) if source is None else [source]
+        each = (_of_source(snapshot, one, limit) for one in sources)
+        found = ranges.newest(each, limit, lambda link: (link.created_ms,))
+    fits = (
+        link
+        for link in found
+        if source in (None, link.source) and workspace in (None, link.workspace)
+    )
+    return list(itertools.islice(fits, limit))
+
+
+def _of_customer(snapshot: Snapshot, customer: str) -> Iterator[Link]:
+    for values in snapshot.db.execute(
+        f"""
+        with {names.SENDERS.format("receiver_links")}
+        select l.source, l.account, l.customer, l.workspace, l.created_ms
+        from senders s cross join receiver_links l
+        on l.source = s.source and l.account = s.account and l.customer = ?
+        order by l.created_ms desc, l.source, l.account
+        """,  # noqa: S608  constant text
+        (customer,),
+    ):
+        yield Link(*values)
+
+
+def _of_workspace(snapshot: Snapshot, workspace: str) -> Iterator[Link]:
+    for values in snapshot.db.execute(
+        """
+        select source, account, customer, workspace, created_ms from receiver_links
+        where workspace = ? order by created_ms desc
+        """,
+        (workspace,),
+    ):
+        yield Link(*values)
+
+
+def _of_source(snapshot: Snapshot, source: str, limit: int) -> Iterator[Link]:
+    for values in snapshot.db.execute(
+        """
+        select source, account, customer, workspace, created_ms from receiver_links
+        where source = ? order by created_ms desc limit ?
+        """,
+        (source, limit),
+    ):
+        yield Link(*values)
+
+
+def _sources(snapshot: Snapshot) -> Iterator[str]:
+    return ranges.leaps(
+        lambda before: (
+            snapshot.db.execute(
+                "select min(source) from receiver_links where source > ?", (before,)
+            ).get
         )
-    ]
+    )

@@ -26,3 +26,21 @@ def lost(snapshot: Snapshot, kind: str, names: Iterable[str]) -> list[str]:
         )
     }
     return sorted(known - set(names))
+
+
+#: The (source, account) pairs that a table's keys begin with, each found from the one before it:
+#: few, where the keys are many.
+SENDERS = """
+recursive identities(source) as (
+  select min(source) from {0}
+  union all
+  select (select min(source) from {0} where source > identities.source)
+  from identities where source is not null),
+senders(source, account) as (
+  select source, (select min(account) from {0} where source = identities.source)
+  from identities where source is not null
+  union all
+  select source, (
+    select min(account) from {0} where source = senders.source and account > senders.account)
+  from senders where account is not null)
+"""

@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+from store import names
 from store.database import Snapshot, Tx
 
 
@@ -82,5 +83,21 @@ def of_event(snapshot: Snapshot, event: int) -> list[tuple[Key, Claim, int]]:
             from receiver_operations where event = ? order by created_ms, operation
             """,
             (event,),
+        )
+    ]
+
+
+def events_of_subject(snapshot: Snapshot, subject: str) -> list[int]:
+    """Row numbers of the events that made an operation for a subject, oldest first."""
+    return [
+        event
+        for (event,) in snapshot.db.execute(
+            f"""
+            with {names.SENDERS.format("receiver_operations")}
+            select distinct o.event from senders s cross join receiver_operations o
+            on o.source = s.source and o.account = s.account and o.subject = ?
+            where o.event is not null order by 1
+            """,  # noqa: S608  constant text
+            (subject,),
         )
     ]

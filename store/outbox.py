@@ -1,9 +1,12 @@
 """Messages owed to the outside: each once by its operation key, sent under a lease."""
 
 import hashlib
+import itertools
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+from store import ranges
 from store.database import Snapshot, Tx
 from store.operations import Key
 
@@ -236,36 +239,61 @@ def listed(
     limit: int = 50,
 ) -> list[Message]:
     """Messages, newest first."""
-    return [
-        Message(*values)
-        for values in snapshot.db.execute(
-            f"""
-            select {_COLUMNS} from receiver_outbox
-            where (:state is null or state = :state)
-              and (:destination is null or destination = :destination)
-            order by id desc limit :limit
-            """,  # noqa: S608  constant columns
-            {"state": state, "destination": destination, "limit": limit},
-        )
-    ]
+    if state is destination is None:
+        found = list(_newest(snapshot, limit))
+    else:
+        each = [
+            _newest_of(snapshot, to, one, limit) for to, one in _kinds(snapshot, state, destination)
+        ]
+        found = ranges.newest(each, limit, lambda number: (number,))
+    return [message for number in found if (message := by_id(snapshot, number)) is not None]
 
 
 def numbers(
     snapshot: Snapshot, *, state: str | None = None, destination: str | None = None
 ) -> list[int]:
     """Numbers of all messages that fit, oldest first."""
-    return [
-        number
-        for (number,) in snapshot.db.execute(
-            """
-            select id from receiver_outbox
-            where (:state is null or state = :state)
-              and (:destination is null or destination = :destination)
-            order by id
-            """,
-            {"state": state, "destination": destination},
+    if state is destination is None:
+        return sorted(_newest(snapshot, -1))
+    kinds = _kinds(snapshot, state, destination)
+    each = (_newest_of(snapshot, to, one, -1) for to, one in kinds)
+    return sorted(itertools.chain.from_iterable(each))
+
+
+def _newest(snapshot: Snapshot, limit: int) -> Iterator[int]:
+    for (number,) in snapshot.db.execute(
+        "select id from receiver_outbox where id > 0 order by id desc limit ?", (limit,)
+    ):
+        yield number
+
+
+def _newest_of(snapshot: Snapshot, destination: str, state: str, limit: int) -> Iterator[int]:
+    for (number,) in snapshot.db.execute(
+        """
+        select id from receiver_outbox
+        where destination = ? and state = ? order by id desc limit ?
+        """,
+        (destination, state, limit),
+    ):
+        yield number
+
+
+def _kinds(
+    snapshot: Snapshot, state: str | None, destination: str | None
+) -> Iterator[tuple[str, str]]:
+    """The (destination, state) pairs that fit; some of them may have no message."""
+    for to in _destinations(snapshot) if destination is None else (destination,):
+        yield from ((to, one) for one in (STATES if state is None else (state,)))
+
+
+def _destinations(snapshot: Snapshot) -> Iterator[str]:
+    return ranges.leaps(
+        lambda before: (
+            snapshot.db.execute(
+                "select min(destination) from receiver_outbox where destination > ?", (before,)
+            ).get
         )
-    ]
+    )
 
 
 def _one(

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from store import inbox
 from store.database import Snapshot, Tx
 
 
@@ -15,6 +16,14 @@ class Fact:
     account: str
     key: str = ""
     operation: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A fact that an event has waited for, from `since_ms` on; it does so no longer."""
+
+    fact: Fact
+    since_ms: int
 
 
 def wait(tx: Tx, event: int, fact: Fact) -> None:
@@ -49,6 +58,20 @@ def since(snapshot: Snapshot, event: int) -> int | None:
     return found
 
 
+def before(snapshot: Snapshot, event: int) -> list[Wait]:
+    """What the event has waited for before, oldest first."""
+    return [
+        Wait(Fact(*values[:5]), values[5])
+        for values in snapshot.db.execute(
+            """
+            select kind, source, account, key, operation, since_ms
+            from receiver_waits where event = ? order by since_ms
+            """,
+            (event,),
+        )
+    ]
+
+
 def on(snapshot: Snapshot, fact: Fact) -> list[int]:
     """Row numbers of the events that wait for just this fact."""
     return [
@@ -68,15 +91,19 @@ def listed(
     snapshot: Snapshot, *, endpoint: str | None = None, limit: int = 50
 ) -> list[tuple[int, Fact, int]]:
     """(event row, fact, since_ms), longest waiting first."""
-    return [
-        (values[0], Fact(*values[1:6]), values[6])
-        for values in snapshot.db.execute(
+    if endpoint is None:
+        found = snapshot.db.execute(
             """
-            select p.event, p.kind, p.source, p.account, p.key, p.operation, p.since_ms
-            from receiver_parked p join receiver_events e on e.id = p.event
-            where ? is null or e.endpoint = ?
-            order by p.event limit ?
+            select event, kind, source, account, key, operation, since_ms
+            from receiver_parked where event > 0 order by event limit ?
             """,
-            (endpoint, endpoint, limit),
+            (limit,),
         )
+        return [(values[0], Fact(*values[1:6]), values[6]) for values in found]
+    events = inbox.numbers(snapshot, state="parked", endpoint=endpoint)[:limit]
+    waiting = ((event, of_event(snapshot, event), since(snapshot, event)) for event in events)
+    return [
+        (event, fact, since_ms)
+        for event, fact, since_ms in waiting
+        if fact is not None and since_ms is not None
     ]

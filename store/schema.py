@@ -33,6 +33,9 @@ create table receiver_events (
   by_worker integer not null check (by_worker in (0, 1)),
   last_error text,
   received_ms integer not null,
+  -- when it was first written, and what its first delivery was answered
+  stored_ms integer not null,
+  answer text not null,
   settled_ms integer,
   -- the reference of the secret that matched, never the secret
   secret text not null,
@@ -60,6 +63,10 @@ create index receiver_events_queued on receiver_events (next_attempt_ms)
   where next_attempt_ms is not null and by_worker = 1;
 create index receiver_events_unfinished on receiver_events (state, id)
   where state in ('pending', 'parked', 'quarantined', 'dead');
+-- Each kind of event is one range of it, in the order of receipt.
+create index receiver_events_kind on receiver_events (endpoint, type, state);
+create index receiver_events_request on receiver_events (request_id);
+create index receiver_events_workspace on receiver_events (workspace) where workspace is not null;
 create index receiver_events_same_body on receiver_events (source, body_sha256)
   where id_signed = 0;
 
@@ -68,6 +75,21 @@ create table receiver_payloads (
   event integer primary key,
   body blob not null
 ) strict;
+
+-- Redeliveries of an event, the newest twenty: the event itself has its first delivery, and
+-- `duplicates` counts them all.
+create table receiver_deliveries (
+  event integer not null,
+  slot integer not null check (slot between 0 and 19),
+  received_ms integer not null,
+  stored_ms integer not null,
+  answer text not null,
+  secret text not null,
+  request_id text not null,
+  primary key (event, slot)
+) strict, without rowid;
+
+create index receiver_deliveries_request on receiver_deliveries (request_id);
 
 -- What a parked event waits for: a link (key is the customer), a ledger entry (key is its
 -- subject) or, without a customer to wait for, the operator.
@@ -90,9 +112,35 @@ begin
   select raise(abort, 'receiver: events are never deleted, or they would be applied again');
 end;
 
+-- What an event has waited for, the newest ten.
+create table receiver_waits (
+  event integer not null,
+  since_ms integer not null,
+  kind text not null,
+  source text not null,
+  account text not null,
+  key text not null,
+  operation text not null,
+  primary key (event, since_ms)
+) strict, without rowid;
+
+create trigger receiver_waits_bound after insert on receiver_waits
+begin
+  delete from receiver_waits
+  where event = new.event and since_ms < (
+    select since_ms from receiver_waits
+    where event = new.event order by since_ms desc limit 1 offset 9);
+end;
+
 create trigger receiver_events_unpark after update of state on receiver_events
 when old.state = 'parked' and new.state <> 'parked'
 begin
+  insert into receiver_waits (event, since_ms, kind, source, account, key, operation)
+  select event, since_ms, kind, source, account, key, operation
+  from receiver_parked where event = old.id
+  on conflict (event, since_ms) do update set
+    kind = excluded.kind, source = excluded.source, account = excluded.account,
+    key = excluded.key, operation = excluded.operation;
   delete from receiver_parked where event = old.id;
 end;
 
@@ -110,6 +158,7 @@ create table receiver_conflicts (
   unique (event, content_sha256)
 ) strict;
 
+create index receiver_conflicts_request on receiver_conflicts (request_id);
 create index receiver_conflicts_open on receiver_conflicts (id) where resolved_ms is null;
 """
 
@@ -160,6 +209,9 @@ begin
 end;
 
 create index receiver_operations_event on receiver_operations (event) where event is not null;
+-- What has an amount is found by the ledger's index.
+create index receiver_operations_workspace on receiver_operations (workspace, created_ms)
+  where workspace is not null and amount is null;
 
 create table receiver_names (
   kind text not null check (kind in ('identity', 'operation')),
@@ -176,6 +228,9 @@ create table receiver_links (
   created_ms integer not null,
   primary key (source, account, customer)
 ) strict, without rowid;
+
+create index receiver_links_source on receiver_links (source, created_ms);
+create index receiver_links_workspace on receiver_links (workspace, created_ms);
 
 -- 0 is due now, whatever clock wrote the row.
 create trigger receiver_links_release after insert on receiver_links
@@ -220,7 +275,9 @@ create table receiver_ledger (
 create index receiver_ledger_reversals
   on receiver_ledger (source, account, target_subject, target_operation)
   where target_operation is not null;
-create index receiver_ledger_workspace on receiver_ledger (workspace, unit);
+-- With all that a sum takes, and in the order of a listing.
+create index receiver_ledger_workspace on receiver_ledger (workspace, unit, created_ms, amount);
+create index receiver_ledger_operation on receiver_ledger (operation, created_ms);
 
 create table receiver_balances (
   workspace text not null,
@@ -321,6 +378,8 @@ create table receiver_records (
   created_ms integer not null,
   primary key (source, account, subject, operation)
 ) strict, without rowid;
+
+create index receiver_records_kind on receiver_records (kind, created_ms);
 """  # noqa: S608  a constant number
 
 WORK = """
@@ -353,6 +412,7 @@ create table receiver_outbox (
 create index receiver_outbox_due on receiver_outbox (destination, next_attempt_ms)
   where next_attempt_ms is not null;
 create index receiver_outbox_event on receiver_outbox (event) where event is not null;
+create index receiver_outbox_kind on receiver_outbox (destination, state);
 create index receiver_outbox_unfinished on receiver_outbox (state, id)
   where state in ('pending', 'review', 'dead');
 
@@ -443,6 +503,8 @@ create table receiver_audit (
   -- JSON
   detail text not null
 ) strict;
+
+create index receiver_audit_target on receiver_audit (target);
 
 create trigger receiver_audit_no_update before update on receiver_audit
 begin

@@ -14,12 +14,16 @@ import pytest
 
 from store import attempts, inbox, outbox
 from tests.command import Command
-from tests.conftest import CONFIG, NOW_MS, World
+from tests.conftest import CONFIG, NOW_MS, World, stripe_body
 
 
 @pytest.fixture
 def command(world: World, monkeypatch: pytest.MonkeyPatch) -> Command:
     return Command(world, monkeypatch)
+
+
+#: The object of `World.invoice("evt_1", "in_1")`.
+PAID = {"id": "in_1", "customer": "cus_1", "status": "paid", "amount_paid": 500}
 
 
 def words_of(shown: dict[str, object]) -> list[tuple[str, str]]:
@@ -177,7 +181,10 @@ def test_the_story_of_a_grant_has_its_receipt_operation_and_entry_in_order_of_ti
     [shown] = command.objects("events", "show", "evt_1")
 
     assert words_of(shown) == [
-        ("received", "by source stripe, signed with env:STRIPE, request r-1"),
+        ("received", "by source stripe, signed with env:STRIPE, request r-1: parked"),
+        ("redelivered", "signed with env:STRIPE, request r-2: parked"),
+        ("parked", "waited for the link of customer cus_1"),
+        ("released", "it was parked until then; the link of customer cus_1 came"),
         ("link", "customer cus_1 is linked to workspace acme"),
         ("operation", "grant for workspace acme by stripe/in_1/initial-credit-grant"),
         ("ledger", "+100 credits for workspace acme"),
@@ -291,7 +298,7 @@ def test_the_story_tells_that_an_event_was_parked_and_which_act_released_it(
         ("parked", "2027-01-15T08:00:00.000Z"),
     ]
     whats = [one["what"] for one in released["story"]]
-    assert whats == ["received", "released", "link", "operation", "ledger", "done"]
+    assert whats == ["received", "parked", "released", "link", "operation", "ledger", "done"]
     assert re.search("it was parked until then; links add by .*, link stripe/cus_1: asked", told)
     assert [one["what"] for one in other["story"]] == ["received", "parked"]
 
@@ -306,9 +313,152 @@ def test_the_story_tells_of_a_link_that_came_after_the_event(
 
     (told,) = command.objects("events", "show", "evt_1")
 
-    (link,) = [one for one in told["story"] if one["what"] == "link"]
-    assert link["at"] == "2027-01-15T08:00:01.000Z"
+    at = {one["what"]: one["at"] for one in told["story"]}
+    assert at["parked"] == "2027-01-15T08:00:00.000Z"
+    assert at["released"] == at["link"] == "2027-01-15T08:00:01.000Z"
     assert told["state"] == "done"
+
+
+def test_the_story_tells_each_delivery_with_its_request_secret_answer_and_latency(
+    world: World, command: Command
+) -> None:
+    world.invoice("evt_1", "in_1")
+    world.link()
+    world.invoice("evt_1", "in_1", source="connect")
+    late = world.sign("stripe", stripe_body("evt_1", "invoice.paid", **PAID))
+    world.clock.now_ms += 250
+    world.store.write(lambda tx: world.processor.receive(tx, late, "r-9"))
+
+    (told,) = command.objects("events", "show", "evt_1")
+
+    deliveries = [one for one in told["story"] if one["what"] in ("received", "redelivered")]
+    assert [(one["request_id"], one["answer"], one["latency_ms"]) for one in deliveries] == [
+        ("r-1", "parked", 0),
+        ("r-2", "duplicate", 0),
+        ("r-9", "duplicate", 250),
+    ]
+    assert "request r-9: duplicate, written after 250 ms" in command("events", "show", "1").out
+
+
+def test_only_the_newest_redeliveries_are_kept_and_the_others_are_counted(
+    world: World, command: Command
+) -> None:
+    for _ in range(31):
+        world.clock.now_ms += 1
+        world.invoice("evt_1", "in_1")
+
+    (told,) = command.objects("events", "show", "evt_1")
+
+    again = [one for one in told["story"] if one["what"] == "redelivered"]
+    assert again[0]["words"] == "10 redeliveries before this one are only counted"
+    assert [one["request_id"] for one in again[1:]] == [f"r-{n}" for n in range(12, 32)]
+    assert world.query("select count(*) from receiver_deliveries") == [(20,)]
+
+
+@pytest.mark.parametrize(
+    ("type", "fields", "answer"),
+    [
+        ("feedback.created", {"text": "hi", "rating": 5}, "done"),
+        ("invoice.paid", {"customer": "cus_1", "status": "paid", "amount_paid": 5}, "parked"),
+        ("invoice.paid", {"status": "open", "amount_paid": 5}, "quarantined"),
+        ("other", {}, "ignored"),
+        ("handler.called", {"run": "1 / 0"}, "pending"),
+        ("handler.called", {"run": "tx.sql('insert into poison values (1)')"}, "pending"),
+    ],
+)
+def test_what_the_first_delivery_was_answered_is_known_whatever_comes_later(
+    world: World, command: Command, type: str, fields: dict[str, object], answer: str
+) -> None:
+    world.stripe("evt_1", type, id="x", **fields)
+    command("replay", "evt_1")
+    world.link()
+
+    (told,) = command.objects("events", "show", "evt_1")
+
+    assert told["story"][0]["answer"] == answer
+
+
+def test_what_an_event_has_waited_for_is_kept_the_newest_ten_times(world: World) -> None:
+    world.invoice("evt_1", "in_1")
+    for _ in range(12):
+        world.clock.now_ms += 1
+        world.query("update receiver_events set state = 'pending'")
+        world.invoice("evt_1", "in_1")
+
+    assert world.query("select count(*), max(since_ms) from receiver_waits") == [
+        (10, world.clock() - 1)
+    ]
+
+
+@pytest.mark.parametrize("name", ["r-1", "in_1", "cn_1"])
+def test_an_event_is_found_by_its_request_and_by_what_it_is_about(
+    world: World, command: Command, name: str
+) -> None:
+    if name == "cn_1":
+        # It waits: nothing was done for its subject yet.
+        world.stripe("evt_1", "credit_note.created", id="cn_1", invoice="in_1", credits=30)
+    else:
+        world.link()
+        world.invoice("evt_1", "in_1")
+
+    (found,) = command.objects("events", "show", name)
+
+    assert found["id"] == "evt_1"
+
+
+def test_an_event_is_found_by_the_request_of_a_redelivery_or_a_conflict(
+    world: World, command: Command
+) -> None:
+    world.invoice("evt_0", "in_0")
+    world.invoice("evt_1", "in_1")
+    world.invoice("evt_1", "in_1")
+    world.invoice("evt_1", "in_1", amount_paid=7)
+
+    for request in ("r-3", "r-4"):
+        assert command.objects("events", "show", request)[0]["id"] == "evt_1"
+
+
+def test_several_events_of_a_workspace_or_a_subject_are_named(
+    world: World, command: Command
+) -> None:
+    world.link()
+    world.invoice("evt_1", "in_1")
+    alone = command("events", "show", "acme")
+    world.invoice("evt_2", "in_2", status="open")
+    world.invoice("evt_3", "in_2", status="void")
+    world.invoice("evt_4", "in_4")
+
+    workspace, subject = command("events", "show", "acme"), command("events", "show", "in_2")
+
+    assert (alone.code, alone.out.splitlines()[0]) == (0, "event  stripe/evt_1")
+    assert (workspace.code, subject.code) == (2, 2)
+    assert [line.split()[1] for line in workspace.err.splitlines()[1:]] == [
+        "stripe//evt_1",
+        "stripe//evt_4",
+    ]
+    assert "in_2 is the subject of more than one event; show one of these" in subject.err
+    assert "stripe//evt_2 (row 2, invoice.paid, quarantined)" in subject.err
+
+
+def test_events_are_listed_by_subject_and_by_workspace_beside_other_filters(
+    world: World, command: Command
+) -> None:
+    world.link()
+    world.invoice("evt_1", "in_1")
+    world.stripe("evt_2", "customer.subscription.updated", id="s", customer="cus_1", plan="pro")
+    world.invoice("evt_3", "in_1", status="open")
+    world.invoice("evt_4", "in_4", customer=None)
+    command("parked", "attribute", "evt_4", "--workspace", "beta")
+
+    def listed(*filters: str) -> list[str]:
+        return [one["id"] for one in command.objects("events", "list", *filters)]
+
+    assert listed("--workspace", "acme") == ["evt_2", "evt_1"]
+    assert listed("--workspace", "acme", "--type", "invoice.paid") == ["evt_1"]
+    assert listed("--workspace", "beta") == ["evt_4"]
+    assert listed("--subject", "in_1") == ["evt_3", "evt_1"]
+    assert listed("--subject", "in_1", "--state", "done") == ["evt_1"]
+    assert listed("--subject", "in_1", "--workspace", "beta") == []
 
 
 def test_the_story_tells_the_same_body_under_another_id(world: World, command: Command) -> None:

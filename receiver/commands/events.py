@@ -63,6 +63,8 @@ def event_cells(row: "Row") -> Sequence[console.Cell]:
 @source_option
 @type_option
 @since_option
+@click.option("--subject", metavar="SUBJECT", help="Only events about this, as an invoice's id.")
+@click.option("--workspace", metavar="WORKSPACE", help="Only events that did something for it.")
 def events_list(
     config: Path,
     as_json: bool,
@@ -71,6 +73,8 @@ def events_list(
     source: str | None,
     type: str | None,
     since_ms: int | None,
+    subject: str | None,
+    workspace: str | None,
 ) -> None:
     """List events, newest first.
 
@@ -78,13 +82,14 @@ def events_list(
     Example:
       receiver events list --state quarantined --since 2d
     """
-    from receiver import shown
+    from receiver import named, shown
     from store import inbox
 
-    with reading(load_settings(config)) as seen:
-        rows = inbox.listed(
-            seen, state=state, endpoint=source, type=type, since_ms=since_ms, limit=limit
-        )
+    settings = load_settings(config)
+    with reading(settings) as seen:
+        among = named.about(seen, settings, subject, workspace)
+        choose = inbox.listed if among is None else functools.partial(inbox.among, numbers=among)
+        rows = choose(seen, state=state, endpoint=source, type=type, since_ms=since_ms, limit=limit)
     print_listing(rows, limit, as_json, shown.event, EVENT_HEADINGS, event_cells, prose=True)
 
 
@@ -96,7 +101,8 @@ def events_list(
 def events_show(config: Path, event: str, payload: bool, as_json: bool) -> None:
     """Tell what happened to EVENT, and what to do about it.
 
-    EVENT is its id, source/account/id, source/id, or its row number.
+    EVENT is its id, source/account/id, source/id, or its row number; or the id of a request that
+    brought it, what it is about (an invoice's id), or a workspace that has no other.
 
     \b
     Example:
@@ -108,7 +114,7 @@ def events_show(config: Path, event: str, payload: bool, as_json: bool) -> None:
 
     settings = load_settings(config)
     with reading(settings) as seen:
-        told = story.tell(seen, settings, named.event(seen, event))
+        told = story.tell(seen, settings, named.event_about(seen, settings, event))
         body = inbox.payload(seen, told.row.id) if payload else None
     lines = [] if body is None else pretty(body, settings.sources.get(told.row.endpoint))
     if as_json:
