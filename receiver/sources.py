@@ -11,23 +11,61 @@ from receiver.destinations import Destination
 from receiver.presets import Part, Scheme
 from receiver.shown import times
 from receiver.verify import Secret
-from store import inbox, rejections
+from store import inbox, rejections, secrets
 from store.database import Snapshot
 from store.rejections import Rejection
+from store.secrets import SecretUse
 
 HEADINGS = ("source", "scheme", "mode", "url", "last event", "rejected")
 NO_URL = "set public_url"
 
+#: A secret that did not match for so long, while another one did, can be retired: longer than a
+#: sender that changes secrets goes on with the old one.
+IDLE_MS = 86_400_000
+
 
 class Last(msgspec.Struct, frozen=True):
-    """The newest event, in UTC milliseconds, and what was refused, the newest reason first."""
+    """The newest event, in UTC milliseconds; what was refused, the newest reason first; uses."""
 
     event_ms: int | None = None
     rejections: Sequence[Rejection] = ()
+    secrets: Sequence[SecretUse] = ()
+
+    def use_of(self, secret: Secret) -> SecretUse | None:
+        """When it last proved a delivery of the source."""
+        return next((one for one in self.secrets if one.reference == secret.reference), None)
 
 
 def last(snapshot: Snapshot, source: str) -> Last:
-    return Last(inbox.latest(snapshot, source), rejections.of_source(snapshot, source))
+    return Last(
+        inbox.latest(snapshot, source),
+        rejections.of_source(snapshot, source),
+        [one for one in secrets.last_used(snapshot) if one.source == source],
+    )
+
+
+def idle(source: Source, uses: Sequence[SecretUse]) -> list[SecretUse]:
+    """Secrets that can be retired: long after their last use another one took their place.
+
+    `uses` may be those of all sources. One that was never used may be the one to come.
+    """
+    last_ms = {one.reference: one.last_ms for one in uses if one.source == source.name}
+    found = []
+    for secret in source.contract.signing:
+        since_ms = last_ms.get(secret.reference)
+        others_ms = [
+            last_ms[other.reference]
+            for other in source.contract.signing
+            if other.reference in last_ms
+            and (other.account, other.livemode) == (secret.account, secret.livemode)
+        ]
+        if since_ms is not None and max(others_ms) - since_ms >= IDLE_MS:
+            found += [
+                one
+                for one in uses
+                if (one.source, one.reference) == (source.name, secret.reference)
+            ]
+    return found
 
 
 def with_secrets(source: Source, path: Path) -> Source:
@@ -98,7 +136,7 @@ def described(settings: Settings, source: Source, recent: Last) -> dict[str, obj
         "gzip": source.body_gzip,
         "allow_ips": [str(network) for network in source.allow_ips],
         "signatures": [signed_by(scheme) for scheme in contract.preset.schemes],
-        "secrets": [_described_secret(secret) for secret in contract.secrets],
+        "secrets": [_described_secret(secret, recent) for secret in contract.secrets],
         "rules": [
             {
                 "operation": rule.operation,
@@ -139,7 +177,7 @@ def fields(
         ("scheme", source.scheme),
         *(("signature", signed_by(scheme)) for scheme in contract.preset.schemes),
         ("tolerance", None if tolerance is None else f"{tolerance:g} s, in both directions"),
-        *(("secret", _secret(secret)) for secret in contract.secrets),
+        *(("secret", _secret(source, secret, recent, now_ms)) for secret in contract.secrets),
         ("identity", contract.identity),
         ("account", contract.account),
         ("mode", _mode(source)),
@@ -158,12 +196,15 @@ def fields(
     ]
 
 
-def _described_secret(secret: Secret) -> dict[str, object]:
+def _described_secret(secret: Secret, recent: Last) -> dict[str, object]:
+    use = recent.use_of(secret)
     return {
         "secret": secret.reference,
         "account": secret.account,
         "livemode": secret.livemode,
         "name": secret.name,
+        "last_used_at": console.rfc3339(None if use is None else use.last_ms),
+        "deliveries": 0 if use is None else use.count,
     }
 
 
@@ -188,10 +229,17 @@ def _mode(source: Source) -> str:
     return source.mode if word is None else f"{source.mode}, {word}"
 
 
-def _secret(secret: Secret) -> str:
+def _secret(source: Source, secret: Secret, recent: Last, now_ms: int) -> str:
     bound = (secret.name, secret.account, _MODES[secret.livemode])
     limits = ", ".join(one for one in bound if one is not None)
-    return f"{secret.reference} ({limits})" if limits else secret.reference
+    words = f"{secret.reference} ({limits})" if limits else secret.reference
+    use = recent.use_of(secret)
+    if secret.name is not None:
+        return words
+    if use is None:
+        return f"{words}, not used yet"
+    words += f", last used {console.age(now_ms - use.last_ms)}, {times(use.count)}"
+    return f"{words}: retire it" if use in idle(source, recent.secrets) else words
 
 
 def _refused(rejections: Sequence[Rejection], now_ms: int) -> str:
