@@ -43,6 +43,7 @@ SECTIONS = {
         "ledger": "amounts",
         "records": "amounts",
     },
+    "Keep": {"backup": "care", "restore": "care"},
 }
 MODULES = {name: module for section in SECTIONS.values() for name, module in section.items()}
 

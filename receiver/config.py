@@ -47,6 +47,8 @@ STATEMENTS_MAX = 20
 SENDS_MAX = 20
 TOLERANCE_S_MAX = 86_400
 DAYS_MAX = 36_500
+PAYLOAD_DAYS = 90
+BACKUPS_KEPT, BACKUPS_KEPT_MAX = 7, 10_000
 BODY_BYTES_MIN, BODY_BYTES_DEFAULT, BODY_BYTES_MAX = 1_024, 1_048_576, 67_108_864
 PENDING_DEFAULT, PENDING_MAX = 1_024, 100_000
 PORT_MAX = 65_535
@@ -130,8 +132,15 @@ class Worker(msgspec.Struct, frozen=True):
 class Retention(msgspec.Struct, frozen=True):
     """How long bodies are kept; without `ignored`, none of an event that no rule wants."""
 
-    payload_days: int | None = None
+    payload_days: int = PAYLOAD_DAYS
     ignored: bool = True
+
+
+class Backup(msgspec.Struct, frozen=True):
+    """The folder that backups go to (beside the database if None), and how many stay there."""
+
+    path: Path | None = None
+    keep: int = BACKUPS_KEPT
 
 
 class Api(msgspec.Struct, frozen=True):
@@ -228,6 +237,7 @@ class Settings(msgspec.Struct, frozen=True):
     rules: tuple[Rule, ...]
     server: Server = Server()
     worker: Worker = Worker()
+    backup: Backup = Backup()
     destinations: Mapping[str, Destination] = {}
     handlers: Path | None = None
     env_file: Path | None = None
@@ -345,6 +355,7 @@ class _Builder:
         public_url = _url(top, "public_url")
         server = self._server(top)
         worker = _worker(top)
+        backup = _backup(top, self.directory)
         sources = self._sources(top, public_url)
         rules = self._rules(top, sources)
         destinations = self._destinations(top)
@@ -363,6 +374,7 @@ class _Builder:
             rules=tuple(rules.values()),
             server=server,
             worker=worker,
+            backup=backup,
             destinations=destinations,
             handlers=handlers,
             env_file=env_file,
@@ -887,10 +899,16 @@ def _retention(source: Table) -> Retention:
     table = source.table("retention", ("payload_days", "ignored"))
     if table is None:
         return Retention()
-    if "payload_days" in table:
-        table.warning("payload_days", "is not used by this version yet: no body is ever pruned")
     days, ignored = table.integer("payload_days", 1, DAYS_MAX), table.boolean("ignored")
-    return Retention(days, ignored is not False)
+    return Retention(days or PAYLOAD_DAYS, ignored is not False)
+
+
+def _backup(top: Table, directory: Path) -> Backup:
+    table = top.table("backup", ("path", "keep"))
+    if table is None:
+        return Backup()
+    keep = table.integer("keep", 1, BACKUPS_KEPT_MAX)
+    return Backup(table.file("path", directory), keep or BACKUPS_KEPT)
 
 
 def _url(table: Table, key: str) -> str | None:
@@ -1532,7 +1550,7 @@ def _identities(rule: Rule, sources: Mapping[str, Source]) -> list[str]:
 
 
 _TOP_KEYS = (
-    *("database", "handlers", "env_file", "public_url", "server", "worker"),
+    *("database", "handlers", "env_file", "public_url", "server", "worker", "backup"),
     *("sources", "rules", "destinations"),
 )
 _SERVER_KEYS = (

@@ -112,6 +112,8 @@ def serve(
         contextlib.closing(Store.create(settings.database, clock)) as store,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
+        if not store.serve():
+            log.warning("another server runs on %s: stop one of them", settings.database)
         flush_log(runner.get_loop(), lines)
         runner.run(_serve(processor, store, clock, limits, sockets, ready))
     return 0

@@ -1,6 +1,7 @@
 """Opens the file, and runs jobs in transactions on its one writing connection."""
 
 import contextlib
+import logging
 import os
 import pwd
 import stat
@@ -13,10 +14,13 @@ from typing import Any, Generic, TypeVar
 
 import apsw
 
-from store import fence, guard, schema
+from store import copies, fence, guard, schema
 from store.errors import Replaced, StoreError, TransactionLost, Unavailable
+from store.lock import Lock
 
 T = TypeVar("T")
+
+logger = logging.getLogger("receiver")
 
 #: How long the command line waits for the write lock, in seconds, and how often it asks.
 LOCK_WAIT_S = 10.0
@@ -27,6 +31,9 @@ BATCH_MAX = 128
 
 #: Pages of 4 KiB in the -wal before SQLite moves them into the file.
 CHECKPOINT_PAGES = 2000
+
+#: What a -wal that grew, while a long reader kept it from being used again, is cut back to.
+WAL_BYTES_KEPT = 67_108_864
 
 #: What ends a transaction's chance of being durable, whatever the job was.
 _ENGINE_ERRORS = (
@@ -159,7 +166,13 @@ class Store:
     def __init__(self, path: Path, clock: Callable[[], int]) -> None:
         self.path = str(path)
         self.clock = clock
-        self._open()
+        # Before the file is opened: a restore must not replace it meanwhile.
+        self._lock = _lock(path)
+        try:
+            self._open()
+        except BaseException:
+            self._lock.close()
+            raise
 
     @classmethod
     def create(cls, path: Path, clock: Callable[[], int]) -> "Store":
@@ -176,7 +189,7 @@ class Store:
         except apsw.Error as error:
             raise StoreError(f"{path}: {_why(path, error)}") from error
         try:
-            schema.migrate(store.db, clock())
+            store.upgrade()
         except (apsw.Error, StoreError) as error:
             store.close()
             raise StoreError(f"{path}: {_why(path, error)}") from error
@@ -202,6 +215,46 @@ class Store:
         """Close the file; SQLite moves the -wal into it if nobody else has it open."""
         self.db.close(True)
         guard.release(self.path)
+        self._lock.close()
+
+    def serve(self) -> bool:
+        """Be the server on this file until it is closed; False if another process is."""
+        return self._lock.serve()
+
+    def upgrade(self) -> None:
+        """Bring the file to our schema version.
+
+        One that has an older version is copied first, and only while nobody else uses it: a
+        process of that version would go on with statements that no longer fit. Raises StoreError.
+        """
+        deadline = time.monotonic() + LOCK_WAIT_S
+        while 0 < schema.version(self.db) < len(schema.STEPS):
+            self._lock.free()
+            if self._lock.alone():
+                self._upgrade_alone()
+                break
+            if time.monotonic() > deadline:
+                raise StoreError(
+                    "another process still uses it with an older schema version: stop every "
+                    "`receiver serve` and `receiver work` on it, then start the new ones"
+                )
+            time.sleep(LOCK_POLL_S)
+        if not self._lock.share():
+            raise StoreError(_TAKEN)
+        schema.migrate(self.db, self.clock())
+
+    def _upgrade_alone(self) -> None:
+        with self.db:
+            found = schema.version(self.db)
+            if found == len(schema.STEPS):
+                return
+            target = Path(f"{os.path.realpath(self.path)}.before-version-{found + 1}")
+            copies.make(self.db, target, judge=_refuse_damaged)
+        logger.warning(
+            "%s: from schema version %d to %d; what it was before is in %s",
+            *(self.path, found, len(schema.STEPS), target),
+        )
+        schema.migrate(self.db, self.clock())
 
     def reopen(self) -> None:
         """After an I/O error: a new connection, and a checkpoint that must succeed.
@@ -317,11 +370,11 @@ class Store:
 
 
 @contextlib.contextmanager
-def snapshot(path: Path, *, ours: bool = True) -> Iterator[Snapshot]:
+def snapshot(path: Path, *, ours: bool = True, older: bool = False) -> Iterator[Snapshot]:
     """One consistent state of the file, read on a connection of its own.
 
-    Never waits for the writer. Raises StoreError if the file is missing, newer, or, unless it
-    need not be `ours` yet, without our tables.
+    Never waits for the writer. Raises StoreError if the file is missing, newer, older unless
+    that is allowed, or, unless it need not be `ours` yet, without our tables.
     """
     _check_there(path)
     try:
@@ -336,6 +389,11 @@ def snapshot(path: Path, *, ours: bool = True) -> Iterator[Snapshot]:
         schema.refuse_newer(found)
         if found == 0 and ours:
             raise StoreError(f"{path}: has no Receiver tables yet; `receiver serve` makes them")
+        if 0 < found < len(schema.STEPS) and not older:
+            raise StoreError(
+                f"{path}: has schema version {found}, this Receiver's is {len(schema.STEPS)}: "
+                "restart the server, which upgrades it"
+            )
         yield Snapshot(db)
     except _ENGINE_ERRORS as error:
         raise StoreError(f"{path}: {_why(path, error)}") from error
@@ -402,6 +460,7 @@ def _prepare(db: apsw.Connection) -> None:
     # cost of the statements that run after each commit. sqlite3_db_config(3)
     db.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
     db.execute(f"pragma wal_autocheckpoint = {CHECKPOINT_PAGES}")
+    db.execute(f"pragma journal_size_limit = {WAL_BYTES_KEPT}")
 
 
 def _retry_busy(ask: Callable[[], T]) -> T:
@@ -413,6 +472,31 @@ def _retry_busy(ask: Callable[[], T]) -> T:
             if time.monotonic() > deadline:
                 raise
             time.sleep(LOCK_POLL_S)
+
+
+_TAKEN = "is being restored or upgraded by another process: try again when that is done"
+
+
+def _lock(path: Path) -> Lock:
+    try:
+        if path.is_dir():
+            raise StoreError(f"{path}: is a folder; name a file")
+        lock = Lock(path)
+    except OSError as error:
+        raise StoreError(f"{path}: {_not_permitted(path) or error.strerror}") from error
+    deadline = time.monotonic() + LOCK_WAIT_S
+    while not lock.share():
+        if time.monotonic() > deadline:
+            lock.close()
+            raise StoreError(f"{path}: {_TAKEN}")
+        time.sleep(LOCK_POLL_S)
+    return lock
+
+
+def _refuse_damaged(part: Path) -> None:
+    found = copies.damage(part)
+    if found:
+        raise StoreError(f"is damaged, and not upgraded: {found[0]}; `receiver restore` a backup")
 
 
 def _make_file(path: Path) -> None:

@@ -596,12 +596,20 @@ def version(db: apsw.Connection) -> int:
     return found
 
 
+def fresh() -> apsw.Connection:
+    """An empty file of the newest version, in memory, to compare with."""
+    db = apsw.Connection(":memory:")
+    migrate(db, 0)
+    return db
+
+
 def refuse_newer(found: int) -> None:
     """Raises NewerFile if a later Receiver wrote the file: we can't know its rules."""
     if found > len(STEPS):
         raise NewerFile(
             f"the file has schema version {found}, this Receiver knows {len(STEPS)}: "
-            "install the newer version again, or restore a backup made before the upgrade"
+            "install the newer version again, or, without what came since, move the file away and "
+            "`receiver restore` the copy beside it that ends in `.before-version-N`"
         )
 
 
