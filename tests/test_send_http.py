@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from receiver import send_http
+from receiver import exchange, send_http
 from receiver.destinations import Http, Later, Never, Policy, Result, Senders, Sent, Unknown
 from receiver.presets import get
 from receiver.verify import Contract, Delivery, Secret, verify
@@ -578,7 +578,7 @@ def test_a_connection_that_holds_unasked_bytes_is_not_used(senders: Senders) -> 
 def test_a_connection_that_was_idle_is_not_used(
     senders: Senders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(send_http, "IDLE_S_MAX", 0.0)
+    monkeypatch.setattr(exchange, "IDLE_S_MAX", 0.0)
     with serving(answering(OK)) as far:
         results = [send(senders, http(far.port)) for _ in range(2)]
 
