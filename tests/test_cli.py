@@ -1202,7 +1202,7 @@ def test_root_becomes_the_owner_of_the_file_before_it_is_opened() -> None:
             timeout=PATIENCE_S,
         )
 
-    expected = f"ada as root {nobody} {nobody} [{nobody}] 3 {{{nobody}}}\n"
+    expected = f"ada as root {nobody} {nobody} [{nobody}] 4 {{{nobody}}}\n"
     assert (done.stdout, done.stderr) == (expected, "")
 
 

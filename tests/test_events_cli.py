@@ -367,7 +367,7 @@ def test_only_the_newest_redeliveries_are_kept_and_the_others_are_counted(
     ],
 )
 def test_what_the_first_delivery_was_answered_is_known_whatever_comes_later(
-    world: World, command: Command, type: str, fields: dict[str, object], answer: str
+    world: World, command: Command, type: str, fields: dict[str, Any], answer: str
 ) -> None:
     world.stripe("evt_1", type, id="x", **fields)
     command("replay", "evt_1")
