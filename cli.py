@@ -35,6 +35,7 @@ SECTIONS = {
         "replay": "events",
         "parked": "parked",
         "conflicts": "conflicts",
+        "rejections": "rejections",
         "outbox": "outbox",
     },
     "Customers and amounts": {

@@ -6,11 +6,12 @@ from receiver import process, rules
 from receiver.config import Call, Grant, Settings
 from receiver.select import nearest_or_all
 from receiver.shown import full_name
-from store import deliveries, inbox, ledger, operations, outbox
+from store import deliveries, inbox, ledger, operations, outbox, rejections
 from store.database import Snapshot
 from store.inbox import Row
 from store.operations import Key
 from store.outbox import Message
+from store.rejections import Kept
 
 #: Names that are listed when more than one thing is meant.
 NAMES_MAX = 10
@@ -108,6 +109,19 @@ def message(snapshot: Snapshot, name: str) -> Message:
         found = outbox.by_id(snapshot, int(name))
     if found is None:
         raise Absent(f"there is no message {name}: `receiver outbox list` shows what there is")
+    return found
+
+
+def rejection(snapshot: Snapshot, name: str) -> Kept:
+    """The kept rejection with that request id or number. Raises Absent."""
+    found = rejections.by_request(snapshot, name)
+    if found is None and name.isascii() and name.isdecimal() and len(name) < 19:
+        found = rejections.by_number(snapshot, int(name))
+    if found is None:
+        raise Absent(
+            f"there is no rejection {name}: only the newest are kept, and "
+            "`receiver rejections list` shows them"
+        )
     return found
 
 

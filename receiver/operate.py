@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, NamedTuple, NoReturn
 
-from receiver import effects, rules
-from receiver.config import Settings
+from receiver import effects, rejected, rules
+from receiver.config import Settings, Source
 from receiver.named import Absent
 from receiver.process import (
     DUE_MAX,
@@ -21,13 +21,25 @@ from receiver.process import (
 from receiver.said import Park, Quarantine
 from receiver.select import Unjudgeable
 from receiver.verify import Event
-from store import attempts, audit, conflicts, inbox, ledger, links, operations, outbox, parked
+from store import (
+    attempts,
+    audit,
+    conflicts,
+    inbox,
+    ledger,
+    links,
+    operations,
+    outbox,
+    parked,
+    rejections,
+)
 from store.database import Job, Snapshot, Store, Tx
 from store.errors import Refused
 from store.inbox import Row
 from store.operations import Key
 from store.outbox import Message
 from store.parked import Fact
+from store.rejections import Kept
 from store.schema import AMOUNT_MAX
 
 #: How long the lock is left alone between two transactions of a long act, in seconds: a server
@@ -78,6 +90,13 @@ class Replayed(NamedTuple):
     row: int
     word: str
     problem: str | None = None
+
+
+class Accepted(NamedTuple):
+    """What became of a delivery that was taken by hand, and the rows of its events."""
+
+    word: str
+    rows: list[int]
 
 
 class Acted(NamedTuple):
@@ -231,6 +250,59 @@ def _check_free(what: str, lease_until_ms: int | None, now_ms: int) -> None:
         raise Declined(
             f"a worker is trying {what} now: try again in {left_s} s, when its lease has ended"
         )
+
+
+# Rejections
+
+
+def accept(store: Store, processor: Processor, source: Source, number: int, by: By) -> Accepted:
+    """Take a rejection whose signature is right, as if it came now; `source` has its secrets.
+
+    Raises Absent, or Declined where it is not such a one, or was accepted before.
+    """
+    read = store.look(lambda snapshot, _: _rejection(snapshot, source, number))
+    if read is None:
+        raise Declined("the file can't be read now: try again")
+    kept, events = read
+    request_id = kept.request.request_id
+
+    def run(tx: Tx, why: str | None = None) -> Accepted:
+        # Somebody else may have come first.
+        _rejection(tx, source, number)
+        if why is None:
+            outcome = processor.receive(tx, events, request_id)
+        else:
+            outcome = processor.keep(tx, why, events=events, request_id=request_id)
+        return _accepted(tx, number, events, outcome, by)
+
+    job = Job(run, run)
+    store.write_all([job])
+    if job.error is not None:
+        raise job.error
+    assert job.result is not None, "a job without an error has its result"
+    return job.result
+
+
+def _rejection(snapshot: Snapshot, source: Source, number: int) -> tuple[Kept, tuple[Event, ...]]:
+    kept = rejections.by_number(snapshot, number)
+    if kept is None:
+        raise Absent(f"there is no rejection {number}: it was among the oldest")
+    try:
+        return kept, rejected.events_of(source, kept)
+    except rejected.Untakable as error:
+        raise Declined(str(error)) from error
+
+
+def _accepted(tx: Tx, number: int, events: Sequence[Event], outcome: Outcome, by: By) -> Accepted:
+    rows = []
+    for event in events:
+        known = inbox.by_key(tx, event.identity, event.account, event.key_id)
+        assert known is not None, "it was stored, or known before"
+        rows.append(known.id)
+        target = target_of(known.id)
+        _write_down(tx, by, "rejections accept", target, rejection=number, became=outcome.word)
+    rejections.accepted(tx, number, rows[0])
+    return Accepted(outcome.word, rows)
 
 
 # Conflicts

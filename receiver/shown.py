@@ -60,6 +60,7 @@ def event(row: Row) -> dict[str, object]:
         "state": row.state,
         "reason": row.reason,
         "duplicates": row.duplicates,
+        "same_body_as": row.same_body_as,
         "attempts": row.attempts,
         "received_at": rfc3339(row.received_ms),
         "settled_at": rfc3339(row.settled_ms),

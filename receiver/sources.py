@@ -1,16 +1,17 @@
 """What a source demands, where it is reached and what came last, for the operator to read."""
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from receiver import console, duties
-from receiver.config import Rule, Settings, Source, build, read
+from receiver.config import ConfigError, Rule, Settings, Source, build, read
 from receiver.destinations import Destination
 from receiver.presets import Part, Scheme
 from receiver.shown import times
-from receiver.verify import Secret
+from receiver.verify import Contract, Secret
 from store import inbox, rejections, secrets
 from store.database import Snapshot
 from store.rejections import Rejection
@@ -79,6 +80,16 @@ def with_secrets(source: Source, path: Path) -> Source:
     alone: dict[str, object] = {"sources": {source.name: sources[source.name]}}
     shared = {key: document[key] for key in ("env_file", "public_url") if key in document}
     return build(alone | shared, path.absolute()).sources[source.name]
+
+
+def others_with_secrets(settings: Settings, source: Source) -> list[Contract]:
+    """The contracts of the other sources whose secrets can be read here."""
+    found = []
+    for other in settings.sources.values():
+        if other.name != source.name:
+            with contextlib.suppress(ConfigError):
+                found.append(with_secrets(other, settings.path).contract)
+    return found
 
 
 def url_of(source: Source) -> str | None:

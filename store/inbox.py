@@ -562,6 +562,21 @@ def _types(snapshot: Snapshot, endpoint: str) -> Iterator[str]:
     )
 
 
+def received(snapshot: Snapshot, since_ms: int, until_ms: int) -> dict[str, int]:
+    """How many events each source received in that time."""
+    first, since_ms = _first_since(snapshot, since_ms)
+    return {
+        endpoint: count
+        for endpoint, count in snapshot.db.execute(
+            """
+            select endpoint, count(*) from receiver_events
+            where id >= ? and received_ms between ? and ? group by endpoint order by endpoint
+            """,
+            (first, since_ms, until_ms),
+        )
+    }
+
+
 def _by_id(snapshot: Snapshot, name: str, limit: int) -> Iterator[Row]:
     # `;` follows `:`, so the range is that of all ids that begin with the name and a colon.
     for (row,) in snapshot.db.execute(

@@ -275,16 +275,18 @@ def _kept(number: int, accepted_ms: int | None, event: int | None, *request: obj
     return Kept(number, Request(*request), accepted_ms, event)  # type: ignore[arg-type]  # in order
 
 
-def skews(snapshot: Snapshot, since_ms: int) -> list[tuple[str, int]]:
-    """Source and seconds of lateness of each genuine delivery refused since then, newest first."""
+def skews(snapshot: Snapshot, since_ms: int, until_ms: int | None = None) -> list[tuple[str, int]]:
+    """Source and seconds of lateness of each genuine delivery refused then, newest first."""
     return [
         (source, skew_s)
         for source, skew_s in snapshot.db.execute(
             """
             select source, skew_s from receiver_rejected
-            where reason = 'expired' and received_ms >= ? order by id desc
+            where reason = 'expired' and received_ms >= :since
+              and (:until is null or received_ms <= :until)
+            order by id desc
             """,
-            (since_ms,),
+            {"since": since_ms, "until": until_ms},
         )
     ]
 

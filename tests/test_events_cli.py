@@ -56,6 +56,7 @@ def test_events_are_listed_newest_first_with_the_fields_of_the_contract(
         "state": "parked",
         "reason": "customer cus_1 is not linked to a workspace yet",
         "duplicates": 0,
+        "same_body_as": None,
         "attempts": 0,
         "received_at": "2027-01-15T08:00:00.000Z",
         "settled_at": None,
@@ -471,6 +472,16 @@ def test_the_story_tells_the_same_body_under_another_id(world: World, command: C
         told = words_of(command.objects("events", "show", name)[0])
         words = f"the same body came as github/{other}; who sent the id can't be proved"
         assert ("same body", words) in told
+
+
+def test_the_list_flags_the_same_body_under_another_id(world: World, command: Command) -> None:
+    for event_id in ("id-1", "id-2"):
+        world.deliver("github", b'{"ref": "refs/heads/main"}', event_id=event_id, type="push")
+
+    newest, oldest = command.objects("events", "list")
+
+    assert (oldest["same_body_as"], newest["same_body_as"]) == (None, oldest["row"])
+    assert command("events", "list").out.count(f"same body as event {oldest['row']}") == 1
 
 
 def test_the_payload_is_printed_only_when_asked_for(world: World, command: Command) -> None:

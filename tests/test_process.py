@@ -386,6 +386,24 @@ def test_the_same_body_under_another_unsigned_id_has_no_second_effect_and_is_fla
     assert world.event("guid-2", source="github", account="7").same_body_as == original.id
 
 
+def test_the_same_shopify_body_under_another_id_has_no_second_effect_even_without_a_subject(
+    world: World,
+) -> None:
+    world.configure(CONFIG.replace('on = ["orders/*"]\nsubject = "id"', 'on = ["orders/*"]'))
+    body = b'{"id": 1, "total_price": "9.00"}'
+
+    for event_id in ("e-1", "e-2", "e-3"):
+        assert world.deliver("shopify", body, event_id=event_id, type="orders/paid") == "done"
+
+    assert world.query("select count(*) from receiver_records") == [(1,)]
+    flagged = "select event_id, same_body_as from receiver_events order by id"
+    assert world.query(flagged) == [
+        ("e-1:orders/paid", None),
+        ("e-2:orders/paid", 1),
+        ("e-3:orders/paid", 1),
+    ]
+
+
 def test_one_shopify_event_id_on_two_topics_is_two_events(world: World) -> None:
     created = world.deliver("shopify", b'{"id": 1}', event_id="e-1", type="orders/create")
     paid = world.deliver("shopify", b'{"id": 1}', event_id="e-1", type="orders/paid")

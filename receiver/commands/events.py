@@ -53,8 +53,10 @@ def event_cells(row: "Row") -> Sequence[console.Cell]:
     """The cells under EVENT_HEADINGS."""
     source = f"{row.endpoint}/{row.account}" if row.account else row.endpoint
     at = console.when(row.received_ms, shared.now_ms())
-    reason = row.reason or (row.last_error if row.state in ("pending", "dead") else None) or ""
-    return (row.id, at, source, row.event_id, row.type, console.state(row.state), reason)
+    reason = row.reason or (row.last_error if row.state in ("pending", "dead") else None)
+    twin = None if row.same_body_as is None else f"same body as event {row.same_body_as}"
+    why = "; ".join(filter(None, (reason, twin)))
+    return (row.id, at, source, row.event_id, row.type, console.state(row.state), why)
 
 
 @events.command("list")

@@ -17,6 +17,7 @@ from receiver import console
 
 if TYPE_CHECKING:
     from receiver.config import Settings, Source
+    from receiver.explain import Finding
     from receiver.operate import By
     from receiver.process import Processor
     from store.database import Snapshot, Store
@@ -283,6 +284,13 @@ def print_listing(
         console.more(len(found), limit)
     else:
         console.warn("nothing is listed", None)
+
+
+def print_findings(findings: Sequence["Finding"]) -> None:
+    """The explanation, a paragraph each."""
+    for finding in findings:
+        console.say("")
+        console.say(finding.words, "yellow")
 
 
 def say_released(config: Path, settings: "Settings", released: Sequence[int]) -> None:

@@ -4,6 +4,7 @@ import secrets
 import shlex
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -22,17 +23,21 @@ from receiver.commands.shared import (
     load_settings,
     name_of,
     next_step,
+    print_findings,
     read_limited,
     source_named,
 )
 
 if TYPE_CHECKING:
+    from receiver.explain import Finding
     from receiver.samples import Wish
     from receiver.sending import Answer
     from receiver.verify import Verdict
 
 #: The verdicts that a server would accept.
 ACCEPTED = ("valid", "handshake")
+#: Those that are explained.
+EXPLAINED = ("bad-signature", "expired")
 
 
 @click.command()
@@ -122,17 +127,20 @@ def send(
 def verify(config: Path, source: str, request_file: BinaryIO, at: int | None, as_json: bool) -> int:
     """Judge one stored request offline; nothing is written.
 
-    Exit code 0 if it is valid, 1 if not.
+    What is refused is explained, as `receiver rejections explain` does. Exit code 0 if it is
+    valid, 1 if not.
 
     \b
     Example:
       receiver verify stripe --request request.json --at 2026-11-30T14:03:11Z
     """
+    from receiver.explain import explain
     from receiver.requests import REQUEST_BYTES_MAX, Malformed, parse
-    from receiver.sources import url_of, with_secrets
+    from receiver.sources import others_with_secrets, url_of, with_secrets
     from receiver.verify import verdict
 
-    found = with_secrets(source_named(load_settings(config), source), config)
+    settings = load_settings(config)
+    found = with_secrets(source_named(settings, source), config)
     text = read_limited(request_file, REQUEST_BYTES_MAX)
     url = url_of(found) or f"http://localhost/webhooks/{source}"
     try:
@@ -140,7 +148,10 @@ def verify(config: Path, source: str, request_file: BinaryIO, at: int | None, as
     except Malformed as error:
         raise Failure(f"{name_of(request_file)}: {error}", code=USAGE) from error
     judged = verdict(found.contract, delivery)
-    tell_verdict(judged, as_json)
+    findings: Sequence[Finding] = ()
+    if judged.verdict in EXPLAINED:
+        findings = explain(found.contract, delivery, others_with_secrets(settings, found))
+    tell_verdict(judged, findings, as_json)
     return FINE if judged.verdict in ACCEPTED else FOUND
 
 
@@ -173,16 +184,18 @@ def described_answer(event_id: str, answer: "Answer") -> dict[str, str | int | N
     }
 
 
-def tell_verdict(judged: "Verdict", as_json: bool) -> None:
+def tell_verdict(judged: "Verdict", findings: Sequence["Finding"], as_json: bool) -> None:
     from msgspec.structs import asdict
 
     fields = asdict(judged)
     if as_json:
-        console.print_json(fields)
+        why = {"explanation": [finding._asdict() for finding in findings]} if findings else {}
+        console.print_json(fields | why)
     else:
         colour = "green" if judged.verdict in ACCEPTED else "red"
         verdict = console.Painted(judged.verdict, colour)
         console.print_fields([*(fields | {"verdict": verdict}).items()])
+        print_findings(findings)
 
 
 @click.command()
