@@ -74,6 +74,7 @@ class Commands(Listed):
         standalone_mode: bool = True,
         **extra: Any,
     ) -> Any:
+        given = sys.argv[1:] if args is None else args
         run = functools.partial(
             super().main, args, prog_name, complete_var, standalone_mode=False, **extra
         )
@@ -83,7 +84,7 @@ class Commands(Listed):
             # A terminal that can't show a character gets its escape.
             if hasattr(stream, "reconfigure"):
                 stream.reconfigure(errors="backslashreplace")
-        sys.exit(exit_code_of(run))
+        sys.exit(exit_code_of(lambda: check_text(given) or run()))
 
     def invoke(self, context: click.Context) -> Any:
         try:
@@ -97,6 +98,19 @@ class Commands(Listed):
         for title, names in SECTIONS.items():
             with formatter.section(title):
                 formatter.write_dl([(name, self.summary(context, name)) for name in names])
+
+
+def check_text(arguments: Sequence[str]) -> None:
+    """Raises Failure for what no id, name or text in the file could be."""
+    for number, argument in enumerate(arguments, 1):
+        try:
+            argument.encode()
+        except UnicodeEncodeError as error:
+            raise Failure(
+                f"argument {number} is not UTF-8 text (character {error.start + 1}); "
+                "write it in UTF-8",
+                code=USAGE,
+            ) from error
 
 
 def exit_code_of(run: Callable[[], Any]) -> int:

@@ -849,9 +849,10 @@ def _preset(table: Table) -> Preset | None:
     try:
         return presets.get(value) if isinstance(value, str) else presets.parse(value)
     except PresetError as error:
-        # A table's problems begin with its keys.
-        joint = ": " if isinstance(value, str) else "."
-        table.report.problems += [f"{table.at('scheme')}{joint}{one}" for one in error.problems]
+        for one in error.problems:
+            # A table's problems begin with its keys.
+            key, _, words = ("", "", one) if isinstance(value, str) else one.partition(": ")
+            table.report.problem(".".join(filter(None, (table.at("scheme"), key))), words)
         return None
 
 

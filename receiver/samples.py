@@ -17,6 +17,7 @@ from receiver.extract import Locator, Reading, find, look_up
 from receiver.presets import Preset
 from receiver.rules import why_none_applied
 from receiver.select import Scope, Unjudgeable
+from receiver.tables import cut
 from receiver.verify import sign
 
 #: Characters of a `--set` path.
@@ -130,12 +131,16 @@ def parse_change(text: str) -> tuple[str, object]:
     """`path=value` of the command line; the value is JSON where it can be, otherwise text."""
     path, equals, value = text.partition("=")
     if not equals:
-        raise ValueError(f"{text}: write PATH=VALUE, as in data.object.id=in_1")
+        raise ValueError(f"{cut(text)}: write PATH=VALUE, as in data.object.id=in_1")
     _steps(path)
     try:
-        return path, json.loads(value)
+        found = json.loads(value)
+        json.dumps(found)
+    except RecursionError as error:
+        raise ValueError(f"the value of {path} is nested too deeply; use --file") from error
     except ValueError:
         return path, value
+    return path, found
 
 
 # What to try next

@@ -11,6 +11,9 @@ from receiver import select
 from receiver.select import Condition, Template, nearest
 
 NAME_CHARS_MAX = 100
+#: Characters of one problem, and of a word in it that is shown whole: a path may be that long.
+LINE_CHARS_MAX = 1_000
+WORD_CHARS_MAX = 300
 
 # What a name may be, as a problem says it.
 NAME_WORDS = (
@@ -30,10 +33,10 @@ class Report:
         self.warnings: list[str] = []
 
     def problem(self, where: str, words: str) -> None:
-        self.problems.append(f"{where}: {words}")
+        self.problems.append(_line(f"{where}: {words}"))
 
     def warning(self, where: str, words: str) -> None:
-        self.warnings.append(f"{where}: {words}")
+        self.warnings.append(_line(f"{where}: {words}"))
 
 
 class Table:
@@ -231,6 +234,15 @@ def cut(text: str) -> str:
     return text if len(text) <= NAME_CHARS_MAX else text[:NAME_CHARS_MAX] + "..."
 
 
+def _line(text: str) -> str:
+    """One that can be read, whatever stands in the file: where and what to do stay."""
+    text = _LONG_WORD.sub(lambda found: cut(found[0]), text)
+    if len(text) > LINE_CHARS_MAX:
+        half = LINE_CHARS_MAX // 2 - 3
+        text = f"{text[:half]} ... {text[-half:]}"
+    return text
+
+
 def is_name(text: str) -> bool:
     return len(text) <= NAME_CHARS_MAX and _NAME.fullmatch(text) is not None
 
@@ -243,6 +255,7 @@ _KINDS: tuple[tuple[type, str], ...] = (
     (list, "a list"),
     (dict, "a table"),
 )
+_LONG_WORD = re.compile(rf"\S{{{WORD_CHARS_MAX + 1},}}")
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]*", re.ASCII)
 # Bits of an IPv6 address before the IPv4 one in it.
 _MAPPED_PREFIX = 96

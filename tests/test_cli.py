@@ -996,6 +996,17 @@ def judge(
     return invoke("verify", "x", "--request", "request.json", "--at", at, "--json")
 
 
+@pytest.mark.parametrize(
+    "words", [["events", "show", "\udcff"], ["check", "-c", "a\udcfe"], ["\udcff"]]
+)
+def test_an_argument_that_is_not_utf8_is_a_usage_error(run: Run, words: list[str]) -> None:
+    result = run(*words)
+
+    assert result.exit_code == 2
+    assert f"argument {len(words)} is not UTF-8 text" in result.stderr
+    assert "Traceback" not in result.output
+
+
 def check_verdict(vector: dict[str, Any], code: int, output: str) -> None:
     found = json.loads(output)
     assert found["verdict"] == vector["expect"], found["reason"]

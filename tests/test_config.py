@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as trials
 from hypothesis import strategies as st
 
+from receiver import tables
 from receiver.config import (
     CONFIG_BYTES_MAX,
     RULES_CACHED_MAX,
@@ -1642,3 +1643,33 @@ def test_an_api_and_a_retention_are_read_and_what_waits_is_said(tmp_path: Path) 
     assert stripe.api.base_url == "http://127.0.0.1:9"
     assert (stripe.retention.payload_days, stripe.retention.ignored) == (90, False)
     assert len([one for one in settings.warnings if "not used by this version yet" in one]) == 2
+
+
+@pytest.mark.parametrize("wrong", ["x" * 10_000, "a b " * 2_500])
+@pytest.mark.parametrize(
+    "text",
+    [
+        '"{}" = 1',
+        'handlers = "{}"',
+        '[sources."{}"]',
+        '[sources.s]\nscheme = "{}"',
+        '[sources.s]\n"{}" = 1',
+        '[sources.s]\nscheme = {{ sig = "{}", algo = "{}", enc = "{}", signed = "{{{}}}" }}',
+        '[sources.s]\nscheme = {{ "{}" = 1 }}',
+        '[sources.s]\nscheme = "stripe"\nsecrets = ["file:{}"]',
+        '[[rules]]\noperation = "{}"',
+        '[[rules]]\nwhen = {{ "{}[" = 1 }}',
+        '[destinations."{}"]\nkind = "{}"',
+    ],
+)
+def test_a_problem_is_a_line_that_can_be_read_however_long_what_is_wrong(
+    tmp_path: Path, text: str, wrong: str
+) -> None:
+    path = tmp_path / "receiver.toml"
+    path.write_text(text.replace("{}", wrong).replace("{{", "{").replace("}}", "}"))
+
+    with pytest.raises(ConfigError) as raised:
+        load(path, environment={})
+
+    assert raised.value.problems
+    assert max(map(len, raised.value.problems)) <= tables.LINE_CHARS_MAX

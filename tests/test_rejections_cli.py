@@ -307,6 +307,14 @@ def stale(service: Service, event_id: str, invoice_id: str) -> int:
     return int(found()[0][0])
 
 
+@pytest.mark.parametrize("reason", ["", "  ", "\t\n"])
+def test_a_reason_that_says_nothing_is_none(command: Command, reason: str) -> None:
+    for act in (["rejections", "accept", "1"], ["events", "resolve", "evt_1"]):
+        ran = command(*act, "--reason", reason)
+
+        assert (ran.code, "says nothing" in ran.err) == (2, True)
+
+
 # verify
 
 

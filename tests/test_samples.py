@@ -232,6 +232,12 @@ def test_a_value_is_json_where_it_can_be(text: str, value: object) -> None:
     assert parse_change(text) == ("a", value)
 
 
+@pytest.mark.parametrize("depth", [1_000, 100_000])
+def test_a_value_that_is_nested_too_deeply_is_refused_in_words(depth: int) -> None:
+    with pytest.raises(ValueError, match="the value of a is nested too deeply"):
+        parse_change("a=" + "[" * depth + "]" * depth)
+
+
 def test_the_first_thing_to_send_is_a_link(tmp_path: Path) -> None:
     path = tmp_path / "receiver.toml"
     rule = '[[rules]]\noperation = "{}"\nsource = "stripe"\non = {}\n{}\n'

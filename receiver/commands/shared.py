@@ -236,7 +236,15 @@ account_option = click.option(
 )
 
 
-why_option = click.option("--reason", required=True, metavar="TEXT", help="Why, for the audit log.")
+def _why(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    if not value.strip():
+        raise click.BadParameter("says nothing; write why, for whoever reads the audit log")
+    return value
+
+
+why_option = click.option(
+    "--reason", required=True, metavar="TEXT", callback=_why, help="Why, for the audit log."
+)
 
 
 @contextlib.contextmanager

@@ -102,6 +102,8 @@ def send(
         answer = sending.post(target, sample.headers, sample.body)
     except ValueError as error:
         raise Failure(str(error), code=USAGE) from error
+    except RecursionError as error:
+        raise Failure("the body is nested too deeply to be changed", code=USAGE) from error
     except sending.NotSent as error:
         raise Failure(str(error)) from error
     if as_json:
