@@ -44,7 +44,13 @@ SECTIONS = {
         "ledger": "amounts",
         "records": "amounts",
     },
-    "Keep": {"backup": "care", "restore": "care"},
+    "Keep": {
+        "backup": "care",
+        "restore": "care",
+        "prune": "care",
+        "redact": "care",
+        "export": "export",
+    },
 }
 MODULES = {name: module for section in SECTIONS.values() for name, module in section.items()}
 

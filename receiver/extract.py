@@ -336,7 +336,7 @@ def canonical(body: bytes, content_type: str, volatile: Sequence[str]) -> bytes 
     (content type 'form') is an object of its fields, those that hold a JSON object decoded, and
     each of these is masked too. None when the body can't be read so; never raises.
     """
-    document = decode(body) if content_type != "form" else _form_of_json(body)
+    document = whole(body, content_type)
     if document.problem is not None:
         return None
     for mask in map(_mask, volatile):
@@ -349,6 +349,11 @@ def canonical(body: bytes, content_type: str, volatile: Sequence[str]) -> bytes 
     except RecursionError:
         return None
     return sha256(text.encode()).digest()
+
+
+def whole(body: bytes, content_type: str) -> Document:
+    """The body with all that is in it; of a form the fields, those with JSON decoded."""
+    return decode(body) if content_type != "form" else _form_of_json(body)
 
 
 def _form_of_json(body: bytes) -> Document:

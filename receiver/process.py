@@ -15,7 +15,7 @@ from receiver.handlers import Handlers, HandlersError, place_of
 from receiver.said import Park, Quarantine
 from receiver.select import Unjudgeable
 from receiver.verify import Event, canonical, reread
-from store import attempts, conflicts, deliveries, inbox, names, parked
+from store import attempts, conflicts, deliveries, forgotten, inbox, names, parked
 from store.database import Job, Snapshot, Tx
 from store.errors import TransactionLost, Unavailable
 from store.inbox import Row
@@ -350,7 +350,7 @@ def stored_event(snapshot: Snapshot, settings: Settings, known: Row) -> Event:
         raise NotReplayable(f"source {known.endpoint} is no longer in the config")
     body = inbox.payload(snapshot, known.id)
     if body is None:
-        raise NotReplayable("its payload was pruned")
+        raise NotReplayable("its payload was pruned or redacted")
     return reread(
         source.contract,
         body=body,
@@ -423,10 +423,23 @@ def _same_content(tx: Tx, known: Row, event: Event, volatile: Sequence[str]) -> 
         return True
     stored = inbox.payload(tx, known.id)
     if stored is None:
-        # Pruned: there is nothing left to compare with.
-        return True
+        return _same_as_forgotten(tx, known, event, volatile)
     content = canonical(event.body, event.content_type, volatile)
     return content is not None and content == canonical(stored, known.content_type, volatile)
+
+
+def _same_as_forgotten(tx: Tx, known: Row, event: Event, volatile: Sequence[str]) -> bool:
+    """By the hash that was kept; what can't be compared counts as the same."""
+    left = forgotten.of_event(tx, known.id)
+    if left is None:
+        return True
+    if left.content_sha256 is None:
+        # Not JSON: only the raw body says, and it is another one.
+        return False
+    if canonical(event.body, event.content_type, left.mask) == left.content_sha256:
+        return True
+    # Under another mask than the one of now, they may differ in what is masked now.
+    return set(left.mask) != set(volatile)
 
 
 def _keep_conflict(

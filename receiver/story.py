@@ -18,6 +18,7 @@ from store import (
     audit,
     conflicts,
     deliveries,
+    forgotten,
     inbox,
     ledger,
     links,
@@ -71,6 +72,7 @@ def tell(snapshot: Snapshot, settings: Settings, row: Row) -> Story:
         *_changes(snapshot, settings, row),
         *_messages(snapshot, row),
         *_end(row),
+        *_forgotten(snapshot, row),
     ]
     moments.sort(key=lambda moment: moment.at_ms)
     steps = tuple(_next_steps(snapshot, row, name, waits_for))
@@ -126,6 +128,13 @@ def _delivery(what: str, by: str, one: Delivery) -> Moment:
 def _end(row: Row) -> Iterator[Moment]:
     if row.settled_ms is not None:
         yield Moment(row.settled_ms, row.state, row.reason or "nothing is left to do")
+
+
+def _forgotten(snapshot: Snapshot, row: Row) -> Iterator[Moment]:
+    left = forgotten.of_event(snapshot, row.id)
+    if left is not None and left.why == "pruned":
+        words = "its payload: by age; a redelivery is recognised all the same"
+        yield Moment(left.forgotten_ms, "pruned", words)
 
 
 def _attempts(snapshot: Snapshot, row: Row) -> Iterator[Moment]:

@@ -77,3 +77,17 @@ def listed(
 def _plain(text: str) -> str:
     """The text for `like`, in which nothing stands for anything else."""
     return text.replace("!", "!!").replace("%", "!%").replace("_", "!_")
+
+
+def after(snapshot: Snapshot, act: int, *, since_ms: int | None, limit: int) -> list[Act]:
+    """Acts with numbers above `act`, oldest first."""
+    return [
+        Act(*values)
+        for values in snapshot.db.execute(
+            """
+            select id, at_ms, actor, action, target, reason, detail from receiver_audit
+            where id > ? and at_ms >= ? order by id limit ?
+            """,
+            (act, since_ms or 0, limit),
+        )
+    ]

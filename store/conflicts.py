@@ -10,11 +10,11 @@ CONTENTS_MAX = 20
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """A different content that came under a known event key."""
+    """A different content that came under a known event key; no body once it was forgotten."""
 
     id: int
     event: int
-    body: bytes
+    body: bytes | None
     content_type: str
     received_ms: int
     deliveries: int

@@ -32,6 +32,10 @@ BATCH_MAX = 128
 #: Pages of 4 KiB in the -wal before SQLite moves them into the file.
 CHECKPOINT_PAGES = 2000
 
+#: How long `empty_wal` goes on asking, in seconds, and how long it waits each time.
+EMPTY_S = 5.0
+EMPTY_BUSY_MS = 50
+
 #: What a -wal that grew, while a long reader kept it from being used again, is cut back to.
 WAL_BYTES_KEPT = 67_108_864
 
@@ -220,6 +224,24 @@ class Store:
     def serve(self) -> bool:
         """Be the server on this file until it is closed; False if another process is."""
         return self._lock.serve()
+
+    def overwrite_deleted(self) -> None:
+        """Let what is deleted on this connection be overwritten with zeros."""
+        self.db.execute("pragma secure_delete = on")
+
+    def empty_wal(self) -> bool:
+        """Move the -wal into the file and cut it to nothing; False while readers need it."""
+        deadline = time.monotonic() + EMPTY_S
+        # Not for long at a time: meanwhile nobody can write.
+        self.db.set_busy_timeout(EMPTY_BUSY_MS)
+        try:
+            while True:
+                busy, *_ = next(self.db.execute("pragma wal_checkpoint(truncate)"))
+                if not busy or time.monotonic() > deadline:
+                    return not busy
+                time.sleep(LOCK_POLL_S)
+        finally:
+            self.db.set_busy_timeout(0)
 
     def upgrade(self) -> None:
         """Bring the file to our schema version.

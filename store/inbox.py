@@ -332,7 +332,7 @@ def forget_payload(tx: Tx, row: int) -> None:
 
 
 def payload(snapshot: Snapshot, row: int) -> bytes | None:
-    """The stored body; None once it was pruned."""
+    """The stored body; None once it was pruned or redacted."""
     found = snapshot.db.execute("select body from receiver_payloads where event = ?", (row,)).get
     assert found is None or isinstance(found, bytes), "the column is a blob"
     return found

@@ -180,6 +180,22 @@ def _of_operation(snapshot: Snapshot, operation: str, since_ms: int) -> Iterator
         yield _entry(values)
 
 
+def after(snapshot: Snapshot, key: Key | None, *, since_ms: int | None, limit: int) -> list[Entry]:
+    """Entries in the order of their keys, beyond `key`."""
+    return [
+        _entry(values)
+        for values in snapshot.db.execute(
+            f"""
+            select {_COLUMNS} from receiver_ledger
+            where (source, account, subject, operation) > (?, ?, ?, ?)
+              and created_ms >= ?
+            order by source, account, subject, operation limit ?
+            """,  # noqa: S608  constant columns
+            (*(key or ("", "", "", "")), since_ms or 0, limit),
+        )
+    ]
+
+
 def reversals(snapshot: Snapshot, key: Key) -> list[Entry]:
     """The entries that take back the one with this key, oldest first."""
     return [

@@ -231,6 +231,20 @@ def of_event(snapshot: Snapshot, event: int) -> list[Message]:
     ]
 
 
+def after(snapshot: Snapshot, message: int, *, since_ms: int | None, limit: int) -> list[Message]:
+    """Messages with numbers above `message`, oldest first."""
+    return [
+        Message(*values)
+        for values in snapshot.db.execute(
+            f"""
+            select {_COLUMNS} from receiver_outbox
+            where id > ? and created_ms >= ? order by id limit ?
+            """,  # noqa: S608  constant columns
+            (message, since_ms or 0, limit),
+        )
+    ]
+
+
 def listed(
     snapshot: Snapshot,
     *,

@@ -45,6 +45,23 @@ def find(snapshot: Snapshot, key: Key) -> Record | None:
     return None if values is None else Record(Key(*values[:4]), *values[4:])
 
 
+def after(snapshot: Snapshot, key: Key | None, *, since_ms: int | None, limit: int) -> list[Record]:
+    """Records in the order of their keys, beyond `key`."""
+    return [
+        Record(Key(*values[:4]), *values[4:])
+        for values in snapshot.db.execute(
+            """
+            select source, account, subject, operation, kind, workspace, data, created_ms
+            from receiver_records
+            where (source, account, subject, operation) > (?, ?, ?, ?)
+              and created_ms >= ?
+            order by source, account, subject, operation limit ?
+            """,
+            (*(key or ("", "", "", "")), since_ms or 0, limit),
+        )
+    ]
+
+
 def listed(
     snapshot: Snapshot,
     *,

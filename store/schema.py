@@ -149,7 +149,8 @@ create table receiver_conflicts (
   event integer not null,
   -- over the canonical JSON with volatile fields masked, or the raw body where that is not JSON
   content_sha256 blob not null check (length(content_sha256) = 32),
-  body blob not null,
+  -- null: pruned or redacted
+  body blob,
   content_type text not null,
   received_ms integer not null,
   deliveries integer not null check (deliveries > 0),
@@ -522,6 +523,19 @@ create table receiver_health (
 ) strict;
 """
 
+CARE = """
+-- What is left of a payload that was pruned or redacted, to know a redelivery of it by.
+create table receiver_forgotten (
+  event integer primary key,
+  -- of the canonical JSON without what the mask names; null where the body was not JSON
+  content_sha256 blob check (length(content_sha256) = 32),
+  -- JSON: the volatile fields
+  mask text not null,
+  why text not null check (why in ('pruned', 'redacted')),
+  forgotten_ms integer not null
+) strict;
+"""
+
 WATCH = """
 -- What happened, counted in slots of ten minutes; slot 0 counts for ever. Rows are bounded: names
 -- are those of sources and destinations, outcomes are our words, old slots go.
@@ -583,7 +597,7 @@ create index receiver_reconciles_source on receiver_reconciles (source, id);
 """
 
 #: Append only: a step that was released is never edited.
-STEPS = (EVENTS + OPERATIONS + LEDGER + WORK + REJECTIONS + WATCH,)
+STEPS = (EVENTS + OPERATIONS + LEDGER + WORK + REJECTIONS + CARE + WATCH,)
 
 
 def version(db: apsw.Connection) -> int:

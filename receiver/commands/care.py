@@ -1,6 +1,7 @@
 """The commands that keep the data: copies of it, and what of it goes."""
 
 import contextlib
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -24,8 +25,10 @@ from receiver.commands.shared import (
 if TYPE_CHECKING:
     from receiver.backup import Made
     from receiver.config import Settings
+    from receiver.operate import By
     from receiver.restore import Plan
     from store.backups import Facts, Lost
+    from store.database import Store
 
 KEEP_MAX = 10_000
 
@@ -214,3 +217,175 @@ def tell_lost(planned: "Plan", lost: "Lost", at: int) -> None:
     if lost.sent_again:
         sent = console.counted(lost.sent_again, "message")
         console.warn(f"sent again, as the backup still owes them: {sent}", "red")
+
+
+# What goes
+
+
+@click.command()
+@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@json_option
+@configured
+def prune(config: Path, dry_run: bool, as_json: bool) -> None:
+    """Let go of bodies that are older than their source's retention.payload_days (90).
+
+    Payloads of events that are `done` or `ignored`, with what their conflicts, messages and
+    attempts hold, and the bodies of refused requests. Events, operations, keys, amounts and
+    records stay for ever, and a redelivery is recognised all the same. Nothing that is
+    unfinished is touched. For a daily timer.
+
+    \b
+    Example:
+      receiver prune --dry-run
+    """
+    from receiver import retention
+    from store import forgotten
+
+    settings = load_settings(config)
+    at_ms = shared.now_ms()
+    counts: dict[str, tuple[int, int]] = {}
+    with acting(settings) as (store, who):
+        look = retention.looking(store)
+        first, last = look(forgotten.span)
+        with progress(last - first + 1, "Pruning") as advance:
+            before = first - 1
+            for until, batch in retention.due(settings, look, first, last, at_ms):
+                if batch and not dry_run:
+                    retention.prune(store, settings, batch)
+                for one in batch:
+                    events, size = counts.get(one.endpoint, (0, 0))
+                    counts[one.endpoint] = (events + 1, size + one.bytes)
+                advance(until - before)
+                before = until
+        refused = 0 if dry_run else store.write(lambda tx: retention.prune_rejected(tx, settings))
+        if counts and not dry_run:
+            store.write(lambda tx: retention.note_prune(tx, who, counts))
+    tell_pruned(counts, refused, dry_run, as_json)
+
+
+def tell_pruned(
+    counts: dict[str, tuple[int, int]], refused: int, dry_run: bool, as_json: bool
+) -> None:
+    total = sum(events for events, _ in counts.values())
+    size = sum(size for _, size in counts.values())
+    if as_json:
+        by_source = {name: {"events": n, "bytes": b} for name, (n, b) in counts.items()}
+        console.print_json(
+            {"dry_run": dry_run, "events": total, "bytes": size, "sources": by_source}
+            | {"refused": refused}
+        )
+        return
+    if counts:
+        rows = [(name, n, f"{b / 1e6:,.1f} MB") for name, (n, b) in sorted(counts.items())]
+        console.print_table(("source", "events", "payloads"), rows)
+    would = "would be" if dry_run else "were"
+    console.say(f"the bodies of {console.counted(total, 'event')} {would} let go")
+    if size and not dry_run:
+        console.say("the file stays as large: the room in it is used again")
+
+
+@click.command()
+@click.argument("events", metavar="[EVENT]...", nargs=-1)
+@click.option("--customer", metavar="ID", help="All that mention this id (or e-mail address).")
+@click.option("--dry-run", is_flag=True, help="Only list the events.")
+@click.option("--yes", is_flag=True, help="Don't ask.")
+@click.option("--reason", required=True, metavar="TEXT", help="Why, for the audit log.")
+@configured
+def redact(
+    config: Path,
+    events: tuple[str, ...],
+    customer: str | None,
+    dry_run: bool,
+    yes: bool,
+    reason: str,
+) -> int:
+    """Take a person's data out of EVENTs: it can't be brought back.
+
+    Their payloads, conflicts, messages, records' data and recorded errors are emptied; their
+    ids, keys, operations and amounts stay, and so a redelivery is recognised. What is deleted is
+    overwritten. Backups made before still have it, and so do your app's own tables and whoever
+    a message was sent to.
+
+    \b
+    Example:
+      receiver redact --customer cus_1 --reason "asked to be forgotten"
+    """
+    from receiver import named, operate, retention
+
+    if bool(events) == bool(customer):
+        raise click.UsageError("name events, or a --customer")
+    settings = load_settings(config)
+    with acting(settings) as (store, who):
+        look = retention.looking(store)
+        rows = [look(functools.partial(named.event, name=name)).id for name in events]
+        if customer:
+            rows = find_customer(store, customer)
+        rows = list(dict.fromkeys(rows))
+        if dry_run or not rows:
+            tell_found(store, rows)
+            return FINE
+        if not yes:
+            confirm(f"Empty {console.counted(len(rows), 'event')} for ever?")
+        done = redact_all(store, settings, rows, customer, operate.By(who, reason))
+    console.say(f"{done} of {console.counted(len(rows), 'event')} emptied")
+    console.warn(
+        "backups made before still have the data: remove them when you no longer need them"
+    )
+    return FINE if done == len(rows) else FOUND
+
+
+def find_customer(store: "Store", customer: str) -> list[int]:
+    from receiver import retention
+    from store import forgotten
+
+    look = retention.looking(store)
+    first, last = look(forgotten.span)
+    found: list[int] = []
+    with progress(last - first + 1, "Looking") as advance:
+        for page in retention.mentioning(look, customer):
+            found += page
+            advance(retention.PAGE_BODIES)
+    for page in retention.in_conflicts(look, customer):
+        found += page
+    return sorted(found)
+
+
+def tell_found(store: "Store", rows: list[int]) -> None:
+    from receiver import retention, shown
+    from store import inbox
+
+    look = retention.looking(store)
+    for number in rows:
+        row = look(functools.partial(inbox.by_row, row=number))
+        assert row is not None, "events are never deleted"
+        console.say(f"{row.id}  {shown.name_of(row)}  {row.type}  {row.state}")
+    if not rows:
+        console.warn("no event that still has its payload fits", None)
+
+
+def redact_all(
+    store: "Store", settings: "Settings", rows: list[int], customer: str | None, by: "By"
+) -> int:
+    """Each event in a transaction of its own; how many it went well for."""
+    from receiver import retention
+    from receiver.operate import Declined
+
+    store.overwrite_deleted()
+    done = 0
+    with progress(len(rows), "Emptying") as advance:
+        for row in rows:
+            content = retention.content_of(store, settings, row)
+            try:
+                store.write(functools.partial(retention.redact, event=row, content=content, by=by))
+                done += 1
+            except Declined as error:
+                console.warn(f"{row}  not done: {error}")
+            advance(1)
+    if customer:
+        retention.redact_rejected(store, customer)
+    if not store.empty_wal():
+        console.warn(
+            "something reads the file for long, so its -wal may still hold what was deleted; "
+            "run this again, or it goes with the next restart of the server"
+        )
+    return done

@@ -92,9 +92,10 @@ def conflicts_show(config: Path, number: int, as_json: bool) -> None:
         raise NotFound(f"there is no conflict {number}: `receiver conflicts list` shows them")
     source = settings.sources.get(row.endpoint)
     volatile = () if source is None else source.contract.volatile
-    lines = list(unified(stored or b"", one.body, source))
+    lines = list(unified(stored or b"", one.body or b"", source))
     if as_json:
-        about = {"volatile": volatile, "pruned": stored is None, "diff": "\n".join(lines)}
+        gone = stored is None or one.body is None
+        about = {"volatile": volatile, "pruned": gone, "diff": "\n".join(lines)}
         console.print_json(shown.conflict(one, row) | about)
         return
     at = shared.now_ms()
@@ -107,7 +108,9 @@ def conflicts_show(config: Path, number: int, as_json: bool) -> None:
             ("resolved", console.moment(one.resolved_ms, at) if one.resolved_ms else None),
         ]
     )
-    if stored is None:
+    if one.body is None:
+        console.warn("its content was pruned or redacted: only what is stored is shown", None)
+    elif stored is None:
         console.warn("the stored payload was pruned: only the other is shown", None)
     for line in lines:
         console.say(line, {"+": "green", "-": "red", "@": "cyan"}.get(line[:1]))
