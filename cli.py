@@ -50,6 +50,7 @@ SECTIONS = {
         "prune": "care",
         "redact": "care",
         "export": "export",
+        "doctor": "doctor",
     },
 }
 MODULES = {name: module for section in SECTIONS.values() for name, module in section.items()}

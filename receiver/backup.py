@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -62,7 +63,7 @@ def make(seen: Snapshot, target: Path, now_ms: int, advance: Callable[[int], Non
         facts.append(backups.examine(part, named=target))
 
     copy = copies.make(seen.db, target, judge=judge, advance=advance)
-    return Made(copy.path, now_ms, facts[0])
+    return Made(copy.path, now_ms, replace(facts[0], has_checksum=True))
 
 
 def older(settings: Settings, made: Path, keep: int) -> list[Path]:

@@ -462,6 +462,19 @@ def twins(snapshot: Snapshot, row: Row) -> list[Row]:
     ]
 
 
+def same_bodies(snapshot: Snapshot, since_ms: int) -> tuple[int, int | None]:
+    """How many events since then were flagged as the same body as another, and the last one."""
+    values = snapshot.db.execute(
+        """
+        select count(*), max(id) from receiver_events
+        where same_body_as is not null and received_ms >= ?
+        """,
+        (since_ms,),
+    ).fetchone()
+    assert values is not None, "a count is always there"
+    return values[0], values[1]
+
+
 def latest(snapshot: Snapshot, endpoint: str) -> int | None:
     """When the newest event of a source was received, in UTC milliseconds."""
     newest = listed(snapshot, endpoint=endpoint, limit=1)

@@ -16,6 +16,33 @@ def quick_check(snapshot: Snapshot) -> list[str]:
     return [str(fault) for (fault,) in rows if fault != "ok"]
 
 
+def full_check(snapshot: Snapshot) -> list[str]:
+    """The same with every index compared with its table."""
+    # https://www.sqlite.org/pragma.html#pragma_integrity_check
+    rows = snapshot.db.execute(f"pragma integrity_check({FAULTS_MAX})").fetchall()
+    return [str(fault) for (fault,) in rows if fault != "ok"]
+
+
+def journal_mode(snapshot: Snapshot) -> str:
+    """How the file is kept whole; `wal`, unless somebody switched it."""
+    return str(snapshot.db.execute("pragma journal_mode").get)
+
+
+def foreign_triggers(snapshot: Snapshot) -> list[str]:
+    """Triggers on our tables that are not ours, by name."""
+    return [
+        name
+        for (name,) in snapshot.db.execute(
+            """
+            select name from sqlite_schema
+            where type = 'trigger' and substr(tbl_name, 1, 9) = 'receiver_'
+              and substr(name, 1, 9) <> 'receiver_'
+            order by name
+            """
+        )
+    ]
+
+
 def schema_version(snapshot: Snapshot) -> int:
     """How many steps the file's schema has seen."""
     return schema.version(snapshot.db)

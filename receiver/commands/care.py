@@ -133,7 +133,7 @@ def tell_backup(path: Path, facts: "Facts", removed: list[Path], as_json: bool) 
             ("backup", str(path)),
             ("size", f"{facts.bytes / 1e6:,.1f} MB"),
             ("holds", f"{console.counted(facts.events, 'event')}, the last {last}"),
-            ("ledger", str(facts.entries) + " entries"),
+            ("ledger", f"{facts.entries:,} entries"),
             ("whole", "yes" if facts.has_checksum else "yes, as far as is seen without a checksum"),
             ("removed", ", ".join(one.name for one in removed) or None),
         ]
