@@ -2,21 +2,20 @@
 
 import functools
 import ipaddress
-import logging
 import time
-import traceback
 import zlib
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
+from receiver import logs
 from receiver.config import Network, Settings, Source
 from receiver.http import RETRY_AFTER_S, request_ids
-from receiver.process import Processor
-from receiver.tally import FIELD_CHARS_MAX, Pairs, Seen, Tally, field
+from receiver.logs import FIELD_CHARS_MAX, Delivered, Errors
+from receiver.process import Outcome, Processor, correlation_of, words_of_keys
+from receiver.tally import Pairs, Seen, Tally
 from receiver.verify import Delivery, Event, Rejected, verify
 from store.errors import Unavailable
 from store.writer import Writer
@@ -25,12 +24,6 @@ from store.writer import Writer
 LENGTH_DIGITS_MAX = 20
 #: Members of one gzip body: each costs memory and time to begin.
 GZIP_MEMBERS_MAX = 16
-#: Lines about unexpected errors in one minute; the rest is only counted.
-ERRORS_A_MINUTE_MAX = 10
-#: Calls named of the way to an error, the innermost last.
-TRAIL_CALLS_MAX = 4
-
-log = logging.getLogger("receiver")
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -174,7 +167,7 @@ class Deliveries:
             # The one place for what nobody foresaw. 503: nothing was promised, and the sender
             # tries again, perhaps after a fix.
             reply = UNAVAILABLE
-            app.errors.report(error, name, request_id)
+            app.errors.report(error, source=name, request=request_id)
         await respond(send, reply, request_id)
 
     async def _deliver(
@@ -209,8 +202,7 @@ class Deliveries:
             functools.partial(processor.keep, events=events, request_id=request_id),
         )
         app.tally.use(source.name, events[0].secret, received_ms)
-        if log.isEnabledFor(logging.INFO):
-            log_delivery(source.name, events, outcome.word, request_id, started)
+        log_delivery(events, outcome, request_id, started)
         return AGAIN[outcome.word] if outcome.retry else DONE[outcome.word]
 
 
@@ -382,44 +374,21 @@ def seen_in(scope: Scope, settings: Settings) -> Seen:
 
 
 def log_delivery(
-    source: str, events: Sequence[Event], word: str, request_id: str, started: float
+    events: Sequence[Event], outcome: Outcome, request_id: str, started: float
 ) -> None:
     event = events[0]
-    more = f" events={len(events)}" if len(events) > 1 else ""
-    ms = (time.perf_counter() - started) * 1000
-    # Whole already: logging would format it more slowly.
-    log.info(
-        f"delivery source={source} event={field(event.event_id)} type={field(event.type)} "
-        f"outcome={word} request={request_id} ms={ms:.1f}{more}"
-    )
-
-
-class Errors:
-    """Reports what should not happen, a bounded number of lines a minute."""
-
-    def __init__(self, clock: Callable[[], int]) -> None:
-        self._clock = clock
-        self._minute = 0
-        self._reported = 0
-
-    def report(self, error: Exception, source: str, request_id: str) -> None:
-        """One line that says where; the error's own text may hold a payload and is left out."""
-        minute = self._clock() // 60_000
-        if minute != self._minute:
-            self._minute, self._reported = minute, 0
-        self._reported += 1
-        if self._reported > ERRORS_A_MINUTE_MAX:
-            return
-        log.error(
-            "unexpected source=%s request=%s error=%s at=%s (answered 503; please report it)",
-            field(source),
-            request_id,
-            type(error).__name__,
-            trail_of(error),
+    logs.delivered(
+        Delivered(
+            at=logs.lines.now(),
+            source=event.source,
+            account=event.account,
+            id=event.key_id,
+            type=event.type,
+            correlation=correlation_of(outcome.row),
+            keys=words_of_keys(outcome.keys),
+            outcome=outcome.word,
+            request=request_id,
+            ms=round((time.perf_counter() - started) * 1000, 1),
+            events=len(events),
         )
-
-
-def trail_of(error: BaseException) -> str:
-    """Where an error was raised, innermost last; never its text."""
-    calls = traceback.extract_tb(error.__traceback__)[-TRAIL_CALLS_MAX:]
-    return ",".join(f"{Path(each.filename).name}:{each.lineno}" for each in calls) or "nowhere"
+    )

@@ -1,12 +1,14 @@
 """Leases a message and settles it: what each result of a send means for what is owed."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
 
-from receiver import backoff
+from receiver import backoff, process
 from receiver.config import Worker
-from receiver.destinations import Destination, Later, Never, Owed, Result, Sent
+from receiver.destinations import Destination, Later, Never, Owed, Result, Sent, Unknown
 from receiver.process import Processor
 from store import attempts, outbox
 from store.database import Tx
@@ -14,6 +16,11 @@ from store.outbox import Message
 
 #: What a lease lasts beyond the time limit of its send, in seconds.
 LEASE_SPARE_S = 30
+
+#: How an attempt ended, in one word.
+OUTCOMES: Mapping[type, str] = MappingProxyType(
+    {Sent: "sent", Later: "failed", Never: "refused", Unknown: "unknown"}
+)
 
 
 class Leased(NamedTuple):
@@ -60,11 +67,18 @@ def owed(leased: Leased) -> Owed:
     message = leased.message
     return Owed(
         operation_key=message.operation_key,
-        correlation_id=f"event-{message.event}",
+        correlation_id=correlation_of(message),
         attempt=leased.attempt,
         created_ms=message.created_ms,
         body=msgspec.json.decode(message.body),
     )
+
+
+def correlation_of(message: Message) -> str:
+    """What ties a message to what owes it, in the log and for the other side."""
+    if message.event is None:
+        return f"message-{message.id}"
+    return process.correlation_of(message.event)
 
 
 def settle(
@@ -75,16 +89,15 @@ def settle(
     if not outbox.holds(tx, message.id, leased.owner, attempt):
         return False
     if isinstance(result, Sent):
-        attempts.finish(tx, attempt, "sent", result.detail or None, message=message.id)
+        attempts.finish(tx, attempt, OUTCOMES[Sent], result.detail or None, message=message.id)
         outbox.settle(tx, message.id, "sent", None)
         return True
     if isinstance(result, Never):
-        attempts.finish(tx, attempt, "refused", result.why, message=message.id)
+        attempts.finish(tx, attempt, OUTCOMES[Never], result.why, message=message.id)
         outbox.settle(tx, message.id, "dead", result.why)
         return True
     known = isinstance(result, Later)
-    outcome = "failed" if known else "unknown"
-    attempts.finish(tx, attempt, outcome, result.why, message=message.id)
+    attempts.finish(tx, attempt, OUTCOMES[type(result)], result.why, message=message.id)
     worker = processor.settings.worker
     if not known and not _may_repeat(destination, leased.first_ms, tx.now_ms):
         outbox.settle(tx, message.id, "review", result.why)

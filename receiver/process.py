@@ -1,9 +1,8 @@
 """The one transaction of an event: record it, make its changes, settle it."""
 
 import functools
-import logging
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -12,6 +11,7 @@ import msgspec
 from receiver import backoff, rules
 from receiver.config import ConfigError, Settings
 from receiver.handlers import Handlers, HandlersError, place_of
+from receiver.logs import FIELD_CHARS_MAX, log
 from receiver.said import Park, Quarantine
 from receiver.select import Unjudgeable
 from receiver.verify import Event, canonical, reread
@@ -19,9 +19,8 @@ from store import attempts, conflicts, deliveries, forgotten, inbox, names, park
 from store.database import Job, Snapshot, Tx
 from store.errors import TransactionLost, Unavailable
 from store.inbox import Row
+from store.operations import Key
 from store.parked import Fact
-
-logger = logging.getLogger("receiver")
 
 #: Due events applied in one go, each in its own savepoint.
 DUE_MAX = 100
@@ -31,10 +30,15 @@ REASON_CHARS_MAX = 500
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What became of a delivery, in one word; `retry`: the sender should send it again."""
+    """What became of a delivery, in one word; `retry`: the sender should send it again.
+
+    `keys` are the business keys of its rules, whether the change was made now or before.
+    """
 
     word: str
     retry: bool = False
+    row: int = 0
+    keys: tuple[Key, ...] = ()
 
 
 class Verdict(NamedTuple):
@@ -47,6 +51,7 @@ class Verdict(NamedTuple):
     reason: str | None = None
     fact: Fact | None = None
     failure: str | None = None
+    keys: tuple[Key, ...] = ()
 
 
 class Prepared(NamedTuple):
@@ -96,8 +101,6 @@ _WORST_LAST = (
     "dead",
     "pending",
 )
-
-_DONE = Verdict("done")
 
 
 class Processor:
@@ -209,18 +212,20 @@ class Processor:
         if not event.id_signed:
             inbox.mark_same_body(tx, row, event.identity, event.body_sha256)
         if queued:
-            return Outcome("pending")
+            return Outcome("pending", row=row)
         this = Try(row, 1, event.received_ms, first=True)
         verdict = self._judge(tx, event, this)
-        # A new event stands as `done` already.
-        return Outcome("done") if verdict is _DONE else self._settled(tx, this, event, verdict)
+        if verdict.state == "done":
+            # A new event stands as that already.
+            return Outcome("done", row=row, keys=verdict.keys)
+        return self._settled(tx, this, event, verdict)
 
     def _receive_again(self, tx: Tx, event: Event, request_id: str, queued: bool) -> Outcome:
         known = _known(tx, event)
         volatile = self.settings.sources[event.source].contract.volatile
         if not _same_content(tx, known, event, volatile):
             _keep_conflict(tx, known, event, volatile, request_id)
-            return Outcome("conflict")
+            return Outcome("conflict", row=known.id)
         inbox.count_duplicate(tx, known.id)
         outcome = self._again(tx, known, event, queued)
         deliveries.add(
@@ -237,15 +242,15 @@ class Processor:
     def _again(self, tx: Tx, known: Row, event: Event, queued: bool) -> Outcome:
         """Run a known event once more, if it is unfinished and nobody has its lease."""
         if known.is_final:
-            return Outcome("duplicate")
+            return Outcome("duplicate", row=known.id)
         if known.lease_until_ms is not None and known.lease_until_ms > tx.now_ms:
-            return Outcome("pending")
+            return Outcome("pending", row=known.id)
         if known.lease_until_ms is not None:
             # Whoever held it never came back.
             attempts.close(tx, event=known.id)
         if queued:
             inbox.make_due(tx, known.id, by_worker=True)
-            return Outcome("pending")
+            return Outcome("pending", row=known.id)
         return self._run(tx, _try_of(known), event)
 
     def _run(self, tx: Tx, this: Try, event: Event) -> Outcome:
@@ -262,7 +267,7 @@ class Processor:
         known = inbox.by_row(tx, row)
         if known is None or known.next_attempt_ms is None:
             # A redelivery or the operator came first.
-            return Outcome("duplicate")
+            return Outcome("duplicate", row=row)
         this = _try_of(known)
         try:
             event = stored_event(tx, self.settings, known)
@@ -286,18 +291,19 @@ class Processor:
             self.settings.destinations,
             this.prepared.results,
         )
-        begun: list[str] = []
         try:
             with tx.attempt:
-                applied = self._apply_rules(tx, case, begun)
+                applied = self._apply_rules(tx, case)
         except (Park, Quarantine, Unjudgeable) as said:
             return _said(event, said)
         except (TransactionLost, Unavailable):
             raise
         except BaseException as error:
             # The founder's code may raise anything, and none of it may cost the event.
-            return _failure(this.row, error, begun[-1])
-        return _DONE if applied else Verdict("ignored", self._why_ignored(event))
+            return _failure(event, this.row, error, case.begun[-1])
+        if not applied:
+            return Verdict("ignored", self._why_ignored(event))
+        return Verdict("done", keys=tuple(case.keys))
 
     def _why_ignored(self, event: Event) -> str:
         matching = self.settings.rules_for(event.source, event.type)
@@ -313,7 +319,7 @@ class Processor:
             parked.wait(tx, this.row, verdict.fact)
         if this.leased:
             attempts.finish(tx, this.number, verdict.state, reason, event=this.row)
-        return Outcome(verdict.state)
+        return Outcome(verdict.state, row=this.row, keys=verdict.keys)
 
     def _fail(self, tx: Tx, this: Try, words: str) -> Outcome:
         """Write down a failed attempt, and when the next is made if there is one."""
@@ -324,21 +330,21 @@ class Processor:
         attempts.finish(tx, this.number, "failed", words, event=this.row)
         if worker.run == "off":
             inbox.fail(tx, this.row, this.number, words, None, answer=this.answer("pending"))
-            return Outcome("pending", retry=True)
+            return Outcome("pending", retry=True, row=this.row)
         age_ms = tx.now_ms - this.received_ms
         if backoff.is_spent(worker, this.number, worker.attempts_max, age_ms):
             inbox.die(tx, this.row, this.number, words, answer=this.answer("dead"))
-            return Outcome("dead")
+            return Outcome("dead", row=this.row)
         delay_ms = backoff.delay_ms(worker, this.number, self.random)
         at_ms = tx.now_ms + delay_ms
         inbox.fail(tx, this.row, this.number, words, at_ms, answer=this.answer("pending"))
-        return Outcome("pending")
+        return Outcome("pending", row=this.row)
 
-    def _apply_rules(self, tx: Tx, case: rules.Case, begun: list[str]) -> bool:
+    def _apply_rules(self, tx: Tx, case: rules.Case) -> bool:
         scope = rules.scope_of(case.event)
         applied = False
         for rule in self.settings.rules_for(case.event.source, case.event.type):
-            begun.append(rule.operation)
+            case.begun.append(rule.operation)
             applied = rules.apply(tx, rule, case, scope) or applied
         return applied
 
@@ -365,6 +371,27 @@ def stored_event(snapshot: Snapshot, settings: Settings, known: Row) -> Event:
     )
 
 
+def about(source: str, account: str, id: str, type: str, row: int) -> dict[str, str]:
+    """What names an event in the log, the same in each line about it."""
+    return {
+        "source": source,
+        "account": account,
+        "id": id,
+        "type": type,
+        "correlation": correlation_of(row),
+    }
+
+
+def correlation_of(row: int) -> str:
+    """What ties the lines about an event, and the messages that it owes, together."""
+    return f"event-{row}"
+
+
+def words_of_keys(keys: Iterable[Key]) -> tuple[str, ...]:
+    """Business keys for the log: what was done, and what it may be done once for."""
+    return tuple([f"{key.operation}:{key.subject}"[:FIELD_CHARS_MAX] for key in keys])
+
+
 def words_of(error: BaseException) -> str:
     """What an error says, whatever its own code does, as text that can be stored."""
     try:
@@ -374,10 +401,15 @@ def words_of(error: BaseException) -> str:
     return words.encode(errors="backslashreplace").decode()
 
 
-def _failure(row: int, error: BaseException, operation: str) -> Verdict:
+def _failure(event: Event, row: int, error: BaseException, operation: str) -> Verdict:
     # The text of the error may hold what is in the payload, so the log does without.
-    kind = type(error).__name__
-    logger.error("event %d: %s failed: %s%s", row, operation, kind, place_of(error))
+    log.error(
+        "failed",
+        **about(event.source, event.account, event.key_id, event.type, row),
+        operation=operation,
+        error=type(error).__name__,
+        at=place_of(error).removeprefix(" at "),
+    )
     return Verdict("pending", failure=f"{operation}{failure_of(error)}")
 
 

@@ -37,6 +37,9 @@ class Case(msgspec.Struct, frozen=True):
     handlers: Handlers
     destinations: Mapping[str, Destination]
     prepared: Mapping[str, object]
+    #: The operations that were begun, and their keys, for whoever tells of the event.
+    begun: list[str] = msgspec.field(default_factory=list)
+    keys: list[Key] = msgspec.field(default_factory=list)
 
 
 def scope_of(event: Event) -> Scope:
@@ -68,6 +71,7 @@ def apply(tx: Tx, rule: Rule, case: Case, scope: Scope) -> bool:
         return True
     event = case.event
     key = Key(event.identity, event.account, subject_of(rule, event, scope), rule.operation)
+    case.keys.append(key)
     workspace = _workspace(tx, rule, case, scope)
     scope.own["_workspace"] = workspace
     prepared = case.prepared.get(rule.operation)

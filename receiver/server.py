@@ -5,7 +5,6 @@ import contextlib
 import errno
 import functools
 import gc
-import logging
 import os
 import resource
 import signal
@@ -19,19 +18,19 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NoReturn, TextIO, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import uvloop
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from receiver import app, config, duties, systemd
-from receiver.app import App, log
+from receiver import app, config, duties, logs, systemd
+from receiver.app import App
 from receiver.config import Address, Settings
 from receiver.console import counted
 from receiver.http import CONNECTIONS_MAX, Connection, Gate, Handshake, Limits
+from receiver.logs import log, trail_of
 from receiver.process import Processor
 from receiver.worker import Worker, Write
 from store import health
@@ -59,10 +58,6 @@ DESCRIPTORS_SPARE = 128
 DESCRIPTORS_MAX = 65_536
 #: Who may connect to a unix socket: the owner and the group, which a proxy joins.
 SOCKET_MODE = 0o660
-#: Characters of a line in the log, lines that are written together, and seconds they may wait.
-LINE_CHARS_MAX = 4_000
-LINES_HELD_MAX = 256
-LOG_FLUSH_S = 0.2
 
 #: What to do where an address can't be listened on.
 _CAUSES = {
@@ -103,7 +98,7 @@ def serve(
     def clock() -> int:
         return clock_ns() // 1_000_000
 
-    lines = configure_log(sys.stderr, journal="JOURNAL_STREAM" in os.environ)
+    lines = logs.configure(sys.stderr, os.environ)
     connections_max = min(CONNECTIONS_MAX, raise_descriptor_limit())
     limits = Limits(connections_max=connections_max, backlog=connections_max)
     with (
@@ -113,8 +108,10 @@ def serve(
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
         if not store.serve():
-            log.warning("another server runs on %s: stop one of them", settings.database)
-        flush_log(runner.get_loop(), lines)
+            log.warning(
+                "another server runs on this file: stop one of them", file=str(settings.database)
+            )
+        logs.flush_regularly(runner.get_loop())
         runner.run(_serve(processor, store, clock, limits, sockets, ready))
     return 0
 
@@ -665,88 +662,11 @@ def leave(why: str) -> NoReturn:
 
 def report_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     error = context.get("exception")
-    log.error(
-        "unexpected error=%s: %s",
-        type(error).__name__,
-        context.get("message"),
-        exc_info=error if isinstance(error, BaseException) else None,
-    )
+    # Its words may come from anywhere; where it was raised is enough to find it.
+    at = {"at": trail_of(error)} if isinstance(error, BaseException) else {}
+    log.error("unexpected", error=type(error).__name__, said=context.get("message"), **at)
 
 
 def _report_failure(written: "asyncio.Future[None]") -> None:
     if not written.cancelled() and written.exception() is not None:
         log.error("reload: the names in the config could not be stored: %s", written.exception())
-
-
-def configure_log(stream: TextIO, *, journal: bool) -> "LineHandler":
-    """Send our lines, and the event loop's, to `stream`; uvicorn has nothing to say."""
-    handler = LineHandler(stream, journal)
-    for logger in (log, logging.getLogger("asyncio")):
-        logger.handlers[:] = [handler]
-        logger.propagate = False
-    log.setLevel(logging.INFO)
-    logging.getLogger("uvicorn").setLevel(logging.CRITICAL + 1)
-    # What no line shows need not be found out for each: half of a record's cost.
-    # https://docs.python.org/3/howto/logging.html#optimization
-    logging._srcfile = None
-    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
-    return handler
-
-
-def flush_log(loop: asyncio.AbstractEventLoop, lines: "LineHandler") -> None:
-    """Write what was logged, now and every so often."""
-    lines.flush()
-    loop.call_later(LOG_FLUSH_S, flush_log, loop, lines)
-
-
-class LineHandler(logging.Handler):
-    """One line for each record: bounded, nothing unprintable, no text of an exception.
-
-    For the journal a line begins with its priority, sd-daemon(3); elsewhere with the time.
-    Lines about deliveries are written together when `flush` is called, at the latest with the
-    next warning: a write for each would cost as much as the delivery.
-    """
-
-    PRIORITIES = MappingProxyType(
-        {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3}
-    )
-
-    def __init__(self, stream: TextIO, journal: bool) -> None:
-        super().__init__()
-        self._stream = stream
-        self._journal = journal
-        self._lines: list[str] = []
-        self._second = 0
-        self._second_text = ""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        # Called with the handler's lock held.
-        self._lines.append(self.format(record))
-        if record.levelno > logging.INFO or len(self._lines) >= LINES_HELD_MAX:
-            self.flush()
-
-    def flush(self) -> None:
-        # One assignment, so that a line of another thread is in one list or the other.
-        lines, self._lines = self._lines, []
-        # A log that can't be written must not stop deliveries.
-        with contextlib.suppress(OSError, ValueError):
-            if lines:
-                self._stream.write("".join(lines))
-            self._stream.flush()
-
-    def format(self, record: logging.LogRecord) -> str:
-        text = record.getMessage()
-        if record.exc_info and record.exc_info[1] is not None:
-            text = f"{text} at={app.trail_of(record.exc_info[1])}"
-        if not text.isprintable():
-            text = text.encode("unicode_escape").decode("ascii")
-        text = text[:LINE_CHARS_MAX]
-        if self._journal:
-            return f"<{self.PRIORITIES.get(record.levelno, 2)}>{text}\n"
-        return f"{self._time(int(record.created))} {record.levelname} {text}\n"
-
-    def _time(self, second: int) -> str:
-        if second != self._second:
-            self._second = second
-            self._second_text = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(second))
-        return self._second_text

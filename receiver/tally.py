@@ -2,21 +2,18 @@
 
 import asyncio
 import json
-import logging
-import re
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from receiver.config import Source
+from receiver.logs import FIELD_CHARS_MAX, log
 from receiver.verify import EXPIRED, Delivery, Rejected
 from store import rejections, secrets
 from store.database import Tx
 from store.rejections import Request
 from store.writer import Writer
 
-#: Characters of one value in a log line, and of a detail kept about a refusal.
-FIELD_CHARS_MAX = 200
 #: Seconds that something is counted in memory before it is written.
 FLUSH_S = 1.0
 #: Genuine but stale deliveries kept in memory until then.
@@ -30,11 +27,6 @@ BODY_BYTES_MAX = 65_536
 #: This many stale deliveries of one source in so many milliseconds mean that a clock is wrong.
 CLOCK_ALARM_COUNT = 3
 CLOCK_ALARM_MS = 600_000
-
-log = logging.getLogger("receiver")
-
-# Printable ASCII but space, quote, equals and backslash.
-_PLAIN = re.compile(r"[!#-<>-\[\]-~]+")
 
 Pairs = Sequence[tuple[bytes, bytes]]
 
@@ -206,10 +198,11 @@ class Tally:
             return
         seen.clear()
         log.error(
-            "clock source=%s skew_s=%d: genuine deliveries are stale or from the future; "
-            "set this machine's clock (timedatectl), then `receiver rejections accept`",
-            source,
-            skew_s,
+            "clock",
+            source=source,
+            skew_s=skew_s,
+            note="genuine deliveries are stale or from the future; set this machine's clock "
+            "(timedatectl), then `receiver rejections accept`",
         )
 
 
@@ -241,13 +234,6 @@ def headers_json(headers: Pairs) -> str:
     return json.dumps(pairs)
 
 
-def field(text: str) -> str:
-    """A value for a log line: cut, and quoted with escapes if it is not one plain word."""
-    if len(text) > FIELD_CHARS_MAX:
-        text = text[:FIELD_CHARS_MAX] + "..."
-    return text if _PLAIN.fullmatch(text) else json.dumps(text)
-
-
 def _request(
     source: str, reason: str, request_id: str, detail: str, at_ms: int, seen: Seen
 ) -> Request:
@@ -277,12 +263,12 @@ def _log_count(source: str, reason: str, count: Count) -> None:
         return
     count.logged = count.count
     log.warning(
-        "refused source=%s reason=%s count=%d request=%s detail=%s",
-        field(source),
-        reason,
-        fresh,
-        count.request_id,
-        field(count.detail),
+        "refused",
+        source=source,
+        reason=reason,
+        count=fresh,
+        request=count.request_id,
+        detail=count.detail,
     )
 
 

@@ -1,7 +1,6 @@
 """The worker as a process of its own, beside a server that only receives."""
 
 import contextlib
-import logging
 import os
 import signal
 import sys
@@ -12,8 +11,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, TypeVar
 
-from receiver import config, duties, systemd
+from receiver import config, duties, logs, systemd
 from receiver.config import ConfigError, Settings
+from receiver.logs import log
 from receiver.process import Processor
 from receiver.worker import Worker
 from store.database import Job, Snapshot, Store, Tx
@@ -24,12 +24,10 @@ T = TypeVar("T")
 #: How often to look whether another process has written, in seconds. One pragma a look.
 LOOK_S = 0.25
 
-logger = logging.getLogger("receiver")
-
 
 def leave(why: str) -> NoReturn:
     """End at once, without closing the file: that would write into the one that replaced it."""
-    logger.critical("stopped: %s", why)
+    log.critical("stopped: %s", why)
     os._exit(1)
 
 
@@ -146,16 +144,16 @@ class Work:
             self._flush_log()
         self._notifier.stopping()
         self._worker.stop()
-        logger.info("stopped")
+        log.info("stopped")
         self._flush_log()
 
     def _announce(self) -> None:
         settings = self._processor.settings
-        logger.info("working on %s", settings.database)
+        log.info("working on %s", settings.database)
         for duty in duties.listed(settings):
-            logger.info("%s", duty)
+            log.info("%s", duty)
         for warning in settings.warnings:
-            logger.warning("%s: %s", settings.path, warning)
+            log.warning("%s: %s", settings.path, warning)
         self._flush_log()
 
     def _on_stop(self, number: int, frame: FrameType | None) -> None:
@@ -175,16 +173,16 @@ class Work:
             processor = Processor.load(config.load(path))
         except ConfigError as error:
             for problem in error.problems:
-                logger.error("reload %s: %s", path, problem)
-            logger.error("reload %s: the old config stays in force", path)
+                log.error("reload %s: %s", path, problem)
+            log.error("reload %s: the old config stays in force", path)
             return
         self._processor = processor
         self._worker.start()
         try:
             self._writer.write(processor.start)
         except Unavailable as error:
-            logger.error("reload: the names in the config could not be stored: %s", error)
-        logger.info("reload %s: done", path)
+            log.error("reload: the names in the config could not be stored: %s", error)
+        log.info("reload %s: done", path)
 
 
 def work(config_path: Path, clock: Callable[[], int]) -> int:
@@ -192,13 +190,10 @@ def work(config_path: Path, clock: Callable[[], int]) -> int:
 
     Raises ConfigError, also where the config wants no worker of its own, or StoreError.
     """
-    # It takes the server's modules with it, which nothing else here needs.
-    from receiver.server import configure_log
-
     settings = config.load(config_path)
     _check_place(settings)
     processor = Processor.load(settings)
-    lines = configure_log(sys.stderr, journal="JOURNAL_STREAM" in os.environ)
+    lines = logs.configure(sys.stderr, os.environ)
     with contextlib.closing(lines):
         store = Store.create(settings.database, clock)
         Work(processor, store, systemd.Notifier(os.environ), lines.flush).run()

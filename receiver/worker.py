@@ -1,7 +1,6 @@
 """Does what must not sit in a request: queued events, retries, and messages to the outside."""
 
 import functools
-import logging
 import os
 import secrets
 import threading
@@ -13,6 +12,7 @@ from receiver import dispatch, process
 from receiver.destinations import Destination, Later, Result, Senders, Unknown, one_line
 from receiver.dispatch import LEASE_SPARE_S, Leased
 from receiver.handlers import place_of
+from receiver.logs import log, trail_of
 from receiver.process import UNPREPARED, NotReplayable, Outcome, Prepared, Processor
 from store import attempts, inbox, outbox
 from store.database import Snapshot, Tx
@@ -32,8 +32,6 @@ UNREACHABLE_FIRST_S, UNREACHABLE_MAX_S = 1.0, 60.0
 
 #: How long stopping waits for what is under way, in seconds; after that its lease runs out.
 STOP_S = 10.0
-
-logger = logging.getLogger("receiver")
 
 
 class Write(Protocol):
@@ -86,7 +84,7 @@ class Worker:
             lane.thread.join(max(0.0, deadline - time.monotonic()))
         left = [lane.thread.name for lane in lanes if lane.thread.is_alive()]
         if left:
-            logger.warning("still at work, left to their leases: %s", ", ".join(left))
+            log.warning("still at work, left to their leases", threads=tuple(left))
         self.senders.close()
 
     def ahead_ms(self) -> int:
@@ -125,10 +123,10 @@ class Lane:
             return self._step()
         except Unavailable as error:
             if not self.stopping:
-                logger.warning("%s: %s", self.thread.name, error)
-        except Exception:
+                log.warning("not written", thread=self.thread.name, why=str(error))
+        except Exception as error:
             # The top of the thread. Whatever it was, the lease runs out and it is tried again.
-            logger.exception("%s: unexpected", self.thread.name)
+            _log_unexpected(error, thread=self.thread.name)
         return UNAVAILABLE_S
 
 
@@ -181,7 +179,7 @@ class Group:
             except Unavailable as error:
                 if time.monotonic() > deadline:
                     raise
-                logger.warning("%s: not written yet: %s", self.name, error)
+                log.warning("not written yet", thread=self.name, why=str(error))
                 time.sleep(UNAVAILABLE_S)
 
 
@@ -212,21 +210,28 @@ class Events(Group):
         )
         if not isinstance(taken, Taken):
             return worker.seconds_until(taken)
+        started = time.perf_counter()
         try:
             prepared = self._prepare(processor, taken.known)
         except Unavailable:
             raise
         except BaseException as error:
             # The founder's code may raise anything.
-            kind, place = type(error).__name__, place_of(error)
-            logger.error("event %d: prepare failed: %s%s", taken.known.id, kind, place)
-            self._fail(taken, f"prepare{process.failure_of(error)}")
+            log.error(
+                "failed",
+                **_about(taken.known),
+                operation="prepare",
+                error=type(error).__name__,
+                at=place_of(error).removeprefix(" at "),
+            )
+            _log_attempt(taken, self._fail(taken, f"prepare{process.failure_of(error)}"), started)
             return 0
-        self.write_surely(
+        outcome = self.write_surely(
             lambda tx: _if_held(tx, taken, lambda known: processor.work(tx, known, prepared)),
             lambda tx, why: _if_held(tx, taken, lambda known: processor.fail_work(tx, known, why)),
             for_s=EVENT_LEASE_S,
         )
+        _log_attempt(taken, outcome, started)
         return 0
 
     def _prepare(self, processor: Processor, known: Row) -> Prepared:
@@ -244,9 +249,9 @@ class Events(Group):
             return UNPREPARED
         return processor.prepare(event)
 
-    def _fail(self, taken: Taken, why: str) -> None:
+    def _fail(self, taken: Taken, why: str) -> Outcome | None:
         processor = self.worker.processor()
-        self.write_surely(
+        return self.write_surely(
             lambda tx: _if_held(tx, taken, lambda known: processor.fail_work(tx, known, why)),
             for_s=EVENT_LEASE_S,
         )
@@ -288,7 +293,9 @@ class Messages(Group):
         )
         if not isinstance(leased, Leased):
             return worker.seconds_until(leased)
+        started = time.perf_counter()
         result = self._send(destination, leased)
+        _log_send(leased, result, started)
         self._note(result)
         settle = functools.partial(
             dispatch.settle,
@@ -307,7 +314,7 @@ class Messages(Group):
         except Exception as error:
             # A fault of ours ends the attempt like any other: it is counted, and bounded. The
             # destination may be of another kind than when the message was rendered.
-            logger.exception("message %d: sending failed", leased.message.id)
+            _log_unexpected(error, message=leased.message.id)
             why = f"sending it to this {type(destination).__name__} failed inside Receiver"
             return Unknown(one_line(f"{why}{process.failure_of(error)}"))
 
@@ -345,3 +352,44 @@ def _if_held(tx: Tx, taken: Taken, do: Callable[[Row], Outcome]) -> Outcome | No
     if not inbox.holds(tx, taken.known.id, taken.owner, taken.known.attempts):
         return None
     return do(taken.known)
+
+
+# What is told to the operator.
+
+
+def _about(known: Row) -> dict[str, str]:
+    return process.about(known.endpoint, known.account, known.event_id, known.type, known.id)
+
+
+def _log_attempt(taken: Taken, outcome: Outcome | None, started: float) -> None:
+    log.info(
+        "attempt",
+        **_about(taken.known),
+        attempt=taken.known.attempts,
+        keys=() if outcome is None else process.words_of_keys(outcome.keys),
+        outcome="lease lost" if outcome is None else outcome.word,
+        ms=_ms_since(started),
+    )
+
+
+def _log_send(leased: Leased, result: Result, started: float) -> None:
+    message = leased.message
+    log.info(
+        "send",
+        destination=message.destination,
+        operation_key=message.operation_key,
+        keys=process.words_of_keys([message.key]),
+        correlation=dispatch.correlation_of(message),
+        attempt=leased.attempt,
+        outcome=dispatch.OUTCOMES[type(result)],
+        ms=_ms_since(started),
+    )
+
+
+def _log_unexpected(error: Exception, **fields: object) -> None:
+    # Its words may hold a payload.
+    log.error("unexpected", **fields, error=type(error).__name__, at=trail_of(error))
+
+
+def _ms_since(started: float) -> float:
+    return round((time.perf_counter() - started) * 1000, 1)

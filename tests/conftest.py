@@ -1,6 +1,7 @@
 """A real file and a clock that stands still, for every test that stores something."""
 
 import functools
+import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from receiver import logs
 from receiver.config import load
 from receiver.process import Processor
 from receiver.verify import Delivery, Event, sign, verify
@@ -273,6 +275,30 @@ class World:
 
     def query(self, statement: str, *parameters: object) -> list[tuple[Any, ...]]:
         return self.store.write(lambda tx: list(tx.db.execute(statement, parameters)))
+
+
+class Logged:
+    """The lines that this process logs, as on a terminal."""
+
+    def __init__(self) -> None:
+        self._stream = io.StringIO()
+        logs.lines.open(self._stream, journal=False)
+
+    @property
+    def text(self) -> str:
+        logs.lines.flush()
+        return self._stream.getvalue()
+
+    def of(self, event: str) -> list[str]:
+        """The lines about one thing, from its name on."""
+        told = (line.split(" ", 2)[2] for line in self.text.splitlines())
+        return [line for line in told if line.startswith(f"{event} ")]
+
+
+@pytest.fixture
+def logged() -> Iterator[Logged]:
+    yield Logged()
+    logs.lines.close()
 
 
 def stripe_body(event_id: str, type: str, *, envelope: object = (), **of: Any) -> bytes:

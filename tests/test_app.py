@@ -9,6 +9,7 @@ import re
 import socket
 import zlib
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +23,14 @@ from receiver import tally
 from receiver.app import App, Refused, client_address, inflate, sender_url
 from receiver.config import load
 from receiver.http import Gate, Limits
+from receiver.logs import ERRORS_A_MINUTE_MAX, FIELD_CHARS_MAX
 from receiver.process import Processor
 from receiver.server import close_all, listen
-from receiver.tally import field
 from receiver.verify import sign
 from store import secrets
 from store.database import Store, snapshot
 from store.writer import Writer
-from tests.conftest import NOW_MS, Clock, stripe_body
+from tests.conftest import NOW_MS, Clock, Logged, stripe_body
 from tests.test_http import Loop, Reply, Wire
 
 BODY_BYTES_MAX = 10_000
@@ -283,7 +284,7 @@ def test_an_unforeseen_error_is_a_503_that_tells_the_sender_nothing(
 
     assert {(each.status, each.body) for each in answers} == {(503, b"unavailable\n")}
     lines = [line for line in caplog.messages if line.startswith("unexpected")]
-    assert len(lines) == app_module.ERRORS_A_MINUTE_MAX
+    assert len(lines) == ERRORS_A_MINUTE_MAX
     assert answers[0].headers["x-request-id"] in lines[0]
     assert "secret words" not in caplog.text
 
@@ -552,7 +553,7 @@ def test_each_way_to_be_refused_has_its_own_count(edge: Edge) -> None:
         ("stripe", "expired", 1),
     ]
     details = edge.rows("select max(length(detail)) from receiver_rejections")
-    assert details[0][0] <= tally.FIELD_CHARS_MAX
+    assert details[0][0] <= FIELD_CHARS_MAX
 
 
 def test_counts_that_could_not_be_written_are_written_later(
@@ -669,35 +670,28 @@ def test_each_secret_tells_in_the_file_when_it_last_proved_a_delivery(edge: Edge
 # What is logged
 
 
-def test_a_delivery_is_one_line_without_its_payload(
-    edge: Edge, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, "receiver")
+def test_a_delivery_is_one_line_without_its_payload(edge: Edge, logged: Logged) -> None:
     body = stripe_body("evt 1 outcome=forged", "a.b", secret="words of the payload")
 
     answer = edge.deliver("stripe", body)
 
-    (line,) = [each for each in caplog.messages if each.startswith("delivery ")]
-    assert line.startswith('delivery source=stripe event="evt 1 outcome=forged" type=a.b ')
+    (line,) = logged.of("delivery")
+    assert 'source=stripe id="evt 1 outcome=forged" type=a.b ' in line
     assert f" request={answer.headers['x-request-id']} ms=" in line
-    assert "words of the payload" not in caplog.text
-    assert SECRETS["STRIPE"] not in caplog.text
+    assert "words of the payload" not in logged.text
+    assert SECRETS["STRIPE"] not in logged.text
 
 
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [
-        ("evt_1", "evt_1"),
-        ("", '""'),
-        ("a b", '"a b"'),
-        ('"', r'"\""'),
-        ("a\nb\x1b[0m", r'"a\nb\u001b[0m"'),
-        ("\u202e", r'"\u202e"'),
-        ("x" * 300, "x" * 200 + "..."),
-    ],
-)
-def test_a_value_in_the_log_is_one_bounded_word(value: str, shown: str) -> None:
-    assert field(value) == shown
+def test_the_line_of_a_delivery_names_what_was_done_and_what_ties_it_to_its_messages(
+    edge: Edge, logged: Logged
+) -> None:
+    edge.deliver("github", PUSH)
+    edge.deliver("github", PUSH)
+
+    first, again = logged.of("delivery")
+    digest = sha256(PUSH).hexdigest()
+    assert f" correlation=event-1 keys=greet:sha256:{digest} outcome=done " in first
+    assert " correlation=event-1 outcome=duplicate " in again
 
 
 # Fuzz

@@ -759,7 +759,9 @@ def test_the_log_of_a_failed_handler_says_where_and_repeats_no_text(
 
     (record,) = caplog.records
     assert re.fullmatch(
-        r"event \d+: welcome failed: JSONDecodeError at handlers\.py:\d+", record.getMessage()
+        r"failed source=stripe account=\"\" id=evt_1 type=handler\.called correlation=event-1 "
+        r"operation=welcome error=JSONDecodeError at=handlers\.py:\d+",
+        record.getMessage(),
     )
     assert record.exc_info is None
 
