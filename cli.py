@@ -1,6 +1,5 @@
 """The command `receiver`: finds the command that is called, and tells what went wrong."""
 
-import functools
 import importlib
 import os
 import sys
@@ -82,16 +81,19 @@ class Commands(Listed):
         **extra: Any,
     ) -> Any:
         given = sys.argv[1:] if args is None else args
-        run = functools.partial(
-            super().main, args, prog_name, complete_var, standalone_mode=False, **extra
-        )
+        main = super().main
+
+        def run() -> Any:
+            check_text(given)
+            return main(args, prog_name, complete_var, standalone_mode=False, **extra)
+
         if not standalone_mode:
             return run()
         for stream in (sys.stdout, sys.stderr):
             # A terminal that can't show a character gets its escape.
             if hasattr(stream, "reconfigure"):
                 stream.reconfigure(errors="backslashreplace")
-        sys.exit(exit_code_of(lambda: check_text(given) or run()))
+        sys.exit(exit_code_of(run))
 
     def invoke(self, context: click.Context) -> Any:
         try:

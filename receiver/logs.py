@@ -53,7 +53,8 @@ class Lines:
     next warning: a write for each would cost as much as the delivery.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock_ns: Callable[[], int] = time.time_ns) -> None:
+        self._clock_ns = clock_ns
         self._stream: TextIO | None = None
         self._held: list[str] = []
         self._second = 0
@@ -103,7 +104,7 @@ class Lines:
 
     def now(self) -> str:
         """The time for a line, in UTC: one that is said, never one that decides anything."""
-        seconds, rest_ns = divmod(time.time_ns(), 1_000_000_000)
+        seconds, rest_ns = divmod(self._clock_ns(), 1_000_000_000)
         if seconds != self._second:
             self._second_text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
             self._second = seconds

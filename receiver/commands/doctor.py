@@ -24,7 +24,7 @@ def doctor(config: Path, offline: bool, as_json: bool) -> int:
 
     \b
     Example:
-      sudo receiver doctor -c /etc/receiver/receiver.toml
+      receiver doctor -c /etc/receiver/receiver.toml
     """
     from msgspec import to_builtins
 
