@@ -840,8 +840,11 @@ def _worker(top: Table) -> Worker:
 def _preset(table: Table) -> Preset | None:
     value = table.values.get("scheme")
     if value is None:
-        names = ", ".join(presets.names())
-        table.problem("scheme", f"is missing; name the sender ({names}), or write a table")
+        table.problem(
+            "scheme",
+            'is missing; name the sender, as in "stripe" (`receiver sources presets` lists them), '
+            "or write a table",
+        )
         return None
     if not isinstance(value, str | dict):
         table.problem("scheme", f"expected a preset's name or a table, got {kind_of(value)}")
@@ -942,21 +945,22 @@ def _has_shape(
     report: Report, where: str, reference: str, value: bytes, preset: Preset | None
 ) -> bool:
     """Whether a secret can be one of that sender's; says why not."""
-    if value.startswith(b"v1,whsec_"):
+    if value.startswith(b"v1,whsec_") and not (preset and presets.takes_versioned(preset)):
         report.problem(where, f"{reference} begins with v1,whsec_; remove the leading 'v1,'")
         return False
     if preset is None:
         return True
-    if preset.name == "stripe" and not value.startswith(b"whsec_"):
-        report.warning(
-            where,
-            f"{reference} does not begin with whsec_, as Stripe's signing secrets do; "
-            "copy the endpoint's signing secret, not an API key",
-        )
     wrong = presets.secret_problem(preset, value)
     if wrong is not None:
         report.problem(where, f"{reference} {wrong}; copy it from the sender again")
-    return wrong is None
+        return False
+    doubt = presets.secret_warning(preset, value)
+    if doubt is not None and preset.in_path:
+        report.problem(where, f"{reference} {doubt}; make another: openssl rand -hex 16")
+        return False
+    if doubt is not None:
+        report.warning(where, f"{reference} {doubt}")
+    return True
 
 
 # The parts of a rule

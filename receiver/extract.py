@@ -30,7 +30,7 @@ class Locator(msgspec.Struct, frozen=True):
     """Where a value is, as parse_locator reads it."""
 
     text: str
-    kind: Literal["header", "json", "form", "key", "path", "body", "joined"]
+    kind: Literal["header", "json", "form", "key", "path", "body", "received", "joined"]
     # A header's name in lower case (`*` at its end: any ending), or a form field's.
     name: bytes = b""
     pointer: tuple[str, ...] | None = None
@@ -52,7 +52,9 @@ class Locator(msgspec.Struct, frozen=True):
 
 
 # What may be written for a place, as a problem says it.
-_FORMS = "header:NAME, json:/path, form:field, form:field#/path, key:/path!name, path or body"
+_FORMS = (
+    "header:NAME, json:/path, form:field, form:field#/path, key:/path!name, path, body or received"
+)
 
 
 def parse_locator(text: str) -> Locator:
@@ -60,12 +62,13 @@ def parse_locator(text: str) -> Locator:
 
     `header:NAME`, `json:/pointer`, `form:field`, `form:field#/pointer`; `key:/pointer!a,b`, the
     name of the first field of the object there that is none of a and b; `path`, the last step of
-    the URL's path; `body`, the digest of the whole body; and several of them joined by text,
-    as in `{json:/event}:{json:/data/id}`, which is there only where each of them is.
+    the URL's path; `body`, the digest of the whole body; `received`, when it came, in milliseconds;
+    and several of them joined by text, as in `{json:/event}:{json:/data/id}`, which is there only
+    where each of them is.
     """
     kind, _, rest = text.partition(":")
-    if text in ("path", "body"):
-        return Locator(text, cast(Literal["path", "body"], text))
+    if text in ("path", "body", "received"):
+        return Locator(text, cast(Literal["path", "body", "received"], text))
     if kind == "header" and _HEADER_NAME.fullmatch(rest):
         return Locator(text, "header", rest.lower().encode())
     if kind == "json":
@@ -159,7 +162,7 @@ def _unquote(raw: bytes) -> bytes:
 class Reading:
     """One delivery being read; its body is decoded when something asks, and once."""
 
-    __slots__ = ("_document", "body", "forms", "headers", "payload", "url")
+    __slots__ = ("_document", "body", "forms", "headers", "payload", "received_ms", "url")
 
     def __init__(
         self,
@@ -168,8 +171,10 @@ class Reading:
         payload: bytes | None = None,
         forms: bool = False,
         url: str = "",
+        received_ms: int | None = None,
     ) -> None:
         self.url = url
+        self.received_ms = received_ms
         self.headers = headers
         self.body = body
         self.payload = payload
@@ -209,6 +214,8 @@ class Reading:
         match locator.kind:
             case "body":
                 return body_id(sha256(self.body).digest()).encode()
+            case "received":
+                return b"" if self.received_ms is None else b"%d" % self.received_ms
             case "path":
                 path = self.url.partition("?")[0].rstrip("/")
                 return path.rpartition("/")[2].encode(errors="replace")

@@ -132,6 +132,9 @@ class Scheme(msgspec.Struct, frozen=True):
         return all(map(self._vouches_for, locator.places))
 
     def _vouches_for(self, locator: Locator) -> bool:
+        # Whoever sends a delivery once more decides when it is received.
+        if locator.kind == "received":
+            return False
         if self.algo in BEARERS:
             return locator.kind != "header"
         if locator.kind not in ("header", "path") and self.has("body", "payload"):
@@ -559,6 +562,12 @@ def secret_warning(preset: Preset, secret: bytes) -> str | None:
     if shape is None or re.fullmatch(shape.matches, secret.decode(errors="replace")):
         return None
     return f"does not look like a secret of {preset.title}, which {shape.words}"
+
+
+def takes_versioned(preset: Preset) -> bool:
+    """Whether the sender writes v1, before its whsec_, which is a mistake anywhere else."""
+    ways = (way for scheme in preset.schemes for way in scheme.secret)
+    return any(way.prefix == b"v1,whsec_" for way in ways)
 
 
 def secret_problem(preset: Preset, secret: bytes) -> str | None:

@@ -215,7 +215,9 @@ def _verdict(word: Literal["valid", "unverified"], event: Event, why: str | None
 
 def _reading(preset: Preset, delivery: Delivery) -> Reading:
     body = delivery.body if delivery.inflated is None else delivery.inflated
-    return Reading(delivery.headers, body, preset.payload, preset.forms, delivery.url)
+    return Reading(
+        delivery.headers, body, preset.payload, preset.forms, delivery.url, delivery.received_ms
+    )
 
 
 # Is it genuine?
@@ -379,9 +381,11 @@ def _part(part: Part, reading: Reading, delivery: Delivery, values: dict[str, by
         return delivery.url.encode(errors="replace")
     if part.kind == "method":
         return delivery.method.encode(errors="replace")
-    if part.kind == "payload" and reading.payload is not None:
-        return next(iter(form_values(values["body"], reading.payload)), values["body"])
-    return values["body"]
+    body = values["body"]
+    # Of a form only, as it is decoded: a text within JSON must not stand in for all of it.
+    if part.kind == "payload" and reading.payload and body.startswith(reading.payload + b"="):
+        return form_values(body, reading.payload)[0]
+    return body
 
 
 def _matches(scheme: Scheme, key: Key, content: bytes, signatures: Sequence[bytes]) -> bool:
