@@ -145,9 +145,9 @@ class Deliveries:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        app, request_id = self.app, next(self.app.request_ids)
-        name = scope["path_params"]["source"]
+        app, name = self.app, scope["path_params"]["source"]
         received_ms = app.clock()
+        request_id = f"{received_ms:x}-{next(app.request_ids)}"
         try:
             reply = await self._deliver(scope, receive, name, request_id, received_ms)
         except Disconnected:

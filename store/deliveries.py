@@ -2,10 +2,13 @@
 
 from dataclasses import dataclass
 
+from store import inbox
 from store.database import Snapshot, Tx
 
 #: Redeliveries kept for one event.
 KEPT_MAX = 20
+#: How long after its receipt a delivery may be written behind later ones, in ms.
+ORDER_SLACK_MS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +58,28 @@ def of_event(snapshot: Snapshot, event: int) -> list[Delivery]:
 
 
 def events_of_request(snapshot: Snapshot, request_id: str, limit: int) -> list[int]:
-    """Row numbers of the events that a request brought, or brought again, or contradicted."""
+    """Row numbers of the events that a request brought, or brought again, or contradicted.
+
+    The id begins with the time of receipt, in hexadecimal UTC milliseconds: an index of ids
+    would cost every event, and rows stand in the order of receipt.
+    """
+    try:
+        at_ms = int(request_id.partition("-")[0], 16)
+    except ValueError:
+        first = last = 0
+    else:
+        first = inbox.first_since(snapshot, at_ms - ORDER_SLACK_MS)
+        last = inbox.first_since(snapshot, at_ms + ORDER_SLACK_MS)
     return [
         event
         for (event,) in snapshot.db.execute(
             """
-            select id from receiver_events where request_id = :request
+            select id from receiver_events
+            where id >= :first and id < :last and request_id = :request
             union select event from receiver_deliveries where request_id = :request
             union select event from receiver_conflicts where request_id = :request
             order by 1 limit :limit
             """,
-            {"request": request_id, "limit": limit},
+            {"request": request_id, "first": first, "last": last, "limit": limit},
         )
     ]

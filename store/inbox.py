@@ -489,25 +489,30 @@ def rows(snapshot: Snapshot, numbers: Iterable[int]) -> Iterator[Row]:
         yield row
 
 
-def _first_since(snapshot: Snapshot, since_ms: int | None) -> tuple[int, int]:
-    """(a row number before which none is wanted, the time before which none is).
-
-    Rows stand in the order of receipt, but for SINCE_SLACK_MS: more only where the clock was
-    set back further than that.
-    """
-    if since_ms is None:
-        return 0, 0
-    low, high = 0, snapshot.db.execute("select coalesce(max(id), 0) from receiver_events").get + 1
+def first_since(snapshot: Snapshot, at_ms: int) -> int:
+    """The first row received at a time or later, where rows stand in the order of receipt."""
+    newest = snapshot.db.execute("select max(id) from receiver_events").get or 0
+    low, high = 0, newest + 1
     while low + 1 < high:
         middle = (low + high) // 2
         found = snapshot.db.execute(
             "select received_ms from receiver_events where id >= ? order by id limit 1", (middle,)
         ).get
-        if found is None or found >= since_ms - SINCE_SLACK_MS:
+        if found is None or found >= at_ms:
             high = middle
         else:
             low = middle
-    return high, since_ms
+    return high
+
+
+def _first_since(snapshot: Snapshot, since_ms: int | None) -> tuple[int, int]:
+    """(the row before which none is wanted, the time before which none is).
+
+    Times may be out of order by SINCE_SLACK_MS; by more only where the clock was set back.
+    """
+    if since_ms is None:
+        return 0, 0
+    return first_since(snapshot, since_ms - SINCE_SLACK_MS), since_ms
 
 
 def _newest(snapshot: Snapshot, first: int, since_ms: int, limit: int) -> Iterator[int]:

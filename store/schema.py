@@ -65,7 +65,6 @@ create index receiver_events_unfinished on receiver_events (state, id)
   where state in ('pending', 'parked', 'quarantined', 'dead');
 -- Each kind of event is one range of it, in the order of receipt.
 create index receiver_events_kind on receiver_events (endpoint, type, state);
-create index receiver_events_request on receiver_events (request_id);
 create index receiver_events_workspace on receiver_events (workspace) where workspace is not null;
 create index receiver_events_same_body on receiver_events (source, body_sha256)
   where id_signed = 0;

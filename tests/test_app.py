@@ -252,7 +252,10 @@ def test_every_answer_has_a_request_id_of_its_own(edge: Edge) -> None:
 
     ids = [each.headers["x-request-id"] for each in answers]
     assert len(set(ids)) == len(ids)
-    assert all(re.fullmatch(r"[0-9a-f]{8}-[0-9a-f]+", each) for each in ids)
+    assert all(re.fullmatch(r"([0-9a-f]{11}-)?[0-9a-f]{8}-[0-9a-f]+", each) for each in ids)
+    # By which the event is found in the file.
+    [(received_ms,)] = edge.rows("select received_ms from receiver_events")
+    assert ids[0].startswith(f"{received_ms:x}-")
     assert edge.rows("select request_id from receiver_events") == [(ids[0],)]
 
 
