@@ -233,6 +233,11 @@ def _replayed(row: int, job: Job[Outcome]) -> Replayed:
     raise job.error
 
 
+def check_event(tx: Tx, row: int) -> None:
+    """Raises Absent for an event that is not there, Declined for one that a worker has now."""
+    _check_lease(_event(tx, row), tx.now_ms)
+
+
 def _event(snapshot: Snapshot, row: int) -> Row:
     known = inbox.by_row(snapshot, row)
     if known is None:

@@ -374,6 +374,16 @@ class Store:
             if not (self.run(self.begin_waiting(), batch) and self.commit()):
                 put_back(queue, batch)
 
+    def rehearse(self, run: Callable[[Tx], T]) -> T:
+        """Run a job now, and undo all of it. Raises what it raised, or Unavailable."""
+        tx = self.begin_waiting()
+        try:
+            return run(tx)
+        except _ENGINE_ERRORS as error:
+            raise Unavailable(_words(error)) from error
+        finally:
+            _rollback(self.db)
+
     def look(self, see: Callable[[Snapshot, int], T]) -> T | None:
         """What `see` finds now (UTC milliseconds), or None while the file can't be read."""
         try:

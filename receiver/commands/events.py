@@ -2,9 +2,9 @@
 
 import contextlib
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -37,7 +37,9 @@ from receiver.commands.shared import (
 if TYPE_CHECKING:
     from receiver.config import Settings
     from receiver.operate import Replayed
+    from receiver.rehearsal import Rehearsed
     from receiver.story import Story
+    from store.database import Snapshot
     from store.inbox import Row
 
 
@@ -221,17 +223,20 @@ def events_resolve(config: Path, event: str, reason: str) -> None:
 @type_option
 @since_option
 @click.option("--yes", is_flag=True, help="Don't ask before more than one is run.")
+@click.option("--dry-run", is_flag=True, help="Keep nothing, and tell what would change.")
+@click.option("--payload", is_flag=True, help="With --dry-run, print what messages say too.")
+@click.option("--json", "as_json", is_flag=True, help="With --dry-run, one JSON object a line.")
 @reason_option
 @configured
 def replay(
     config: Path,
     events: Sequence[str],
-    state: str | None,
-    source: str | None,
-    type: str | None,
-    since_ms: int | None,
+    dry_run: bool,
+    payload: bool,
+    as_json: bool,
     yes: bool,
     reason: str,
+    **filters: Any,
 ) -> int:
     """Run events again, now; what was done is never done twice.
 
@@ -242,32 +247,90 @@ def replay(
     Name each EVENT (its id, source/account/id, source/id or row number), or choose them by
     --state, --source, --type and --since.
 
+    --dry-run runs the effects and undoes them: the file stays as it is and nothing is sent. It
+    runs no prepare function; a handler runs, but can't reach the network or start a program.
+
     \b
     Example:
       receiver replay --state quarantined --since 2d --reason "price was missing"
     """
-    from receiver import named, operate
+    settings = load_settings(config)
+    if (payload or as_json) and not dry_run:
+        raise click.UsageError("--payload and --json go with --dry-run")
+    rows = rows_to_replay(settings, events, filters)
+    if dry_run:
+        return rehearse(config, settings, rows, payload=payload, as_json=as_json)
+    if len(rows) > 1 and not yes:
+        confirm(f"Run {len(rows)} events again?")
+    return say_replayed(config, settings, run_again(settings, rows, reason))
+
+
+def rows_to_replay(
+    settings: "Settings", events: Sequence[str], filters: Mapping[str, Any]
+) -> list[int]:
+    """The rows that are named, or else those that fit; raises UsageError without either."""
+    from receiver import named
     from store import inbox
 
-    settings = load_settings(config)
-    filters = (state, source, type, since_ms)
-    if bool(events) == any(one is not None for one in filters):
+    if bool(events) == any(one is not None for one in filters.values()):
         raise click.UsageError("name events, or choose them by --state, --source, --type, --since")
     with reading(settings) as seen:
         rows = [named.event(seen, event).id for event in events] or inbox.numbers(
-            seen, state=state, endpoint=source, type=type, since_ms=since_ms
+            seen,
+            state=filters["state"],
+            endpoint=filters["source"],
+            type=filters["type"],
+            since_ms=filters["since_ms"],
         )
-    rows = list(dict.fromkeys(rows))
-    if len(rows) > 1 and not yes:
-        confirm(f"Run {len(rows)} events again?")
+    return list(dict.fromkeys(rows))
+
+
+def run_again(settings: "Settings", rows: Sequence[int], reason: str) -> "list[Replayed]":
+    from receiver import operate
+
+    ran = []
     with operating(settings, reason) as (store, processor, by):
         with progress(len(rows), "Running events again") as advance:
-            ran = []
             for batch in operate.replay(store, processor, rows, by):
                 ran += batch
                 advance(len(batch))
         drain(store, processor)
-    return say_replayed(config, settings, ran)
+    return ran
+
+
+def rehearse(
+    config: Path, settings: "Settings", rows: Sequence[int], *, payload: bool, as_json: bool
+) -> int:
+    """Tell what a replay would change; FOUND if anything would still be unfinished."""
+    from receiver import rehearsal
+
+    parts, words = 0, set()
+    with rehearsal.sealed(), operating(settings, "") as (store, processor, _):
+        for batch in rehearsal.rehearse(store, processor, rows):
+            parts += 1
+            words |= {one.word for one in batch}
+            with reading(settings) as seen:
+                print_rehearsed(seen, batch, payload=payload, as_json=as_json)
+    if not rows:
+        console.warn("no event fits", None)
+    if parts > 1:
+        console.warn(f"tried in {parts} parts: no part met what the one before it did", None)
+    console.warn("a dry run: nothing was changed, and nothing was sent", None)
+    return FINE if words <= {"done", "ignored"} else FOUND
+
+
+def print_rehearsed(
+    seen: "Snapshot", batch: "Sequence[Rehearsed]", *, payload: bool, as_json: bool
+) -> None:
+    """What each event of a dry run would do."""
+    from receiver import rehearsal
+
+    for one in batch:
+        if as_json:
+            console.print_json(rehearsal.as_object(seen, one, payload=payload))
+            continue
+        for line, colour in rehearsal.lines(seen, one, payload=payload):
+            console.say(line, colour)
 
 
 def say_replayed(config: Path, settings: "Settings", ran: Sequence["Replayed"]) -> int:
