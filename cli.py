@@ -36,6 +36,7 @@ SECTIONS = {
         "conflicts": "conflicts",
         "rejections": "rejections",
         "outbox": "outbox",
+        "audit": "audit",
     },
     "Customers and amounts": {
         "links": "links",

@@ -6,6 +6,7 @@ import shlex
 from receiver.console import rfc3339
 from store import inbox
 from store.attempts import Attempt
+from store.audit import Act
 from store.conflicts import Conflict
 from store.database import Snapshot
 from store.inbox import Row
@@ -166,6 +167,19 @@ def attempt_words(one: Attempt) -> str:
     took = f" after {one.duration_ms / 1000:.3g} s" if one.duration_ms else ""
     why = f": {one.error}" if one.error else ""
     return f"number {one.attempt} {one.outcome}{took}{why}"
+
+
+def act(one: Act) -> dict[str, object]:
+    """An act by hand, its detail decoded."""
+    return {
+        "id": one.id,
+        "at": rfc3339(one.at_ms),
+        "actor": one.actor,
+        "action": one.action,
+        "target": one.target,
+        "reason": one.reason,
+        "detail": json.loads(one.detail),
+    }
 
 
 def key(business_key: Key) -> dict[str, object]:

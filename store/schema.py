@@ -506,6 +506,13 @@ create table receiver_audit (
 
 create index receiver_audit_target on receiver_audit (target);
 
+-- `or replace` would delete without asking the trigger below.
+create trigger receiver_audit_no_replace before insert on receiver_audit
+when exists (select 1 from receiver_audit where id = new.id)
+begin
+  select raise(abort, 'receiver: the audit log is only added to');
+end;
+
 create trigger receiver_audit_no_update before update on receiver_audit
 begin
   select raise(abort, 'receiver: the audit log is only added to');
