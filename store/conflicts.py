@@ -87,7 +87,7 @@ def of_event(snapshot: Snapshot, event: int) -> list[Conflict]:
 
 def listed(snapshot: Snapshot, *, resolved: bool = False, limit: int = 50) -> list[Conflict]:
     """Open conflicts (or resolved ones too), newest first."""
-    which = "id > 0" if resolved else "resolved_ms is null"
+    which = "id > 0" if resolved else "id > 0 and resolved_ms is null"
     return [
         Conflict(*values)
         for values in snapshot.db.execute(

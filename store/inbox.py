@@ -491,8 +491,10 @@ def rows(snapshot: Snapshot, numbers: Iterable[int]) -> Iterator[Row]:
 
 def first_since(snapshot: Snapshot, at_ms: int) -> int:
     """The first row received at a time or later, where rows stand in the order of receipt."""
-    newest = snapshot.db.execute("select max(id) from receiver_events").get or 0
-    low, high = 0, newest + 1
+    newest = snapshot.db.execute(
+        "select id from receiver_events where id > 0 order by id desc limit 1"
+    ).get
+    low, high = 0, (newest or 0) + 1
     while low + 1 < high:
         middle = (low + high) // 2
         found = snapshot.db.execute(

@@ -32,7 +32,7 @@ def lost(snapshot: Snapshot, kind: str, names: Iterable[str]) -> list[str]:
 #: few, where the keys are many.
 SENDERS = """
 recursive identities(source) as (
-  select min(source) from {0}
+  select min(source) from {0} where source > ''
   union all
   select (select min(source) from {0} where source > identities.source)
   from identities where source is not null),

@@ -1,6 +1,7 @@
 """Runs a command as an operator would, on the config and the file of a World."""
 
 import json
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -30,6 +31,13 @@ class Command:
     def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(shared, "now_ms", world.clock)
         self.config = str(world.folder / "receiver.toml")
+
+    @classmethod
+    def on(cls, folder: Path) -> "Command":
+        """The same on any folder's config, with the clock as it is."""
+        command = cls.__new__(cls)
+        command.config = str(folder / "receiver.toml")
+        return command
 
     def __call__(self, *arguments: str | int, typed: str | None = None) -> Ran:
         """Run it with these arguments and `typed` on its standard input."""
