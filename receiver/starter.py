@@ -1,6 +1,7 @@
 """Writes the files that a new set-up begins with."""
 
 import os
+from importlib.resources import files
 from pathlib import Path
 
 CONFIG_NAME = "receiver.toml"
@@ -9,6 +10,9 @@ ENV_NAME = ".env"
 IGNORE_NAME = ".gitignore"
 
 SECRET_NAME = "STRIPE_WEBHOOK_SECRET"  # noqa: S105  a name, not a secret
+
+#: Other set-ups, in examples/NAME.toml, each with the name of its secret.
+EXAMPLES = {"feedback": "FEEDBACK_WEBHOOK_SECRET"}
 
 CONFIG = """\
 # Receiver's configuration. `receiver check` says what is wrong with it, all at once.
@@ -270,19 +274,22 @@ class Exists(Exception):
         self.paths = paths
 
 
-def write(folder: Path, *, live: bool, secret: str) -> list[Path]:
+def write(folder: Path, *, live: bool, secret: str, example: str | None = None) -> list[Path]:
     """Write the files into a folder, made if need be, and return their paths.
 
     `secret` is a fresh development secret; with `live` an empty line is left for the real one.
-    An existing .gitignore is kept as it is. Raises Exists, before anything is written, if
-    another of the files is there.
+    An `example` of EXAMPLES has no handlers. An existing .gitignore is kept as it is. Raises
+    Exists, before anything is written, if another of the files is there.
     """
+    name = secret_name(example)
     wanted = {
-        CONFIG_NAME: (CONFIG.replace("@LIVEMODE@", "true" if live else "false"), 0o644),
+        CONFIG_NAME: (_config(example, live), 0o644),
         HANDLERS_NAME: (HANDLERS, 0o644),
-        ENV_NAME: (f"{ENV}{SECRET_NAME}={'' if live else secret}\n", 0o600),
+        ENV_NAME: (f"{ENV}{name}={'' if live else secret}\n", 0o600),
         IGNORE_NAME: (IGNORE, 0o644),
     }
+    if example is not None:
+        del wanted[HANDLERS_NAME]
     there = [folder / name for name in wanted if os.path.lexists(folder / name)]
     ignored = folder / IGNORE_NAME
     if there not in ([], [ignored]):
@@ -292,6 +299,17 @@ def write(folder: Path, *, live: bool, secret: str) -> list[Path]:
     for path in written:
         _create(path, *wanted[path.name])
     return written
+
+
+def secret_name(example: str | None) -> str:
+    """The variable that the secret is in."""
+    return SECRET_NAME if example is None else EXAMPLES[example]
+
+
+def _config(example: str | None, live: bool) -> str:
+    if example is None:
+        return CONFIG.replace("@LIVEMODE@", "true" if live else "false")
+    return files(__package__).joinpath("examples", f"{example}.toml").read_text("utf-8")
 
 
 def _create(path: Path, text: str, mode: int) -> None:

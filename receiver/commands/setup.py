@@ -38,7 +38,12 @@ LEVELS = {
 @click.command()
 @click.argument("folder", metavar="[DIR]", default=".", type=click.Path(path_type=Path))
 @click.option("--live", is_flag=True, help="For live events; the secret is then yours to fill in.")
-def init(folder: Path, live: bool) -> int | None:
+@click.option(
+    "--example",
+    type=click.Choice(("feedback",)),
+    help="Another set-up: `feedback` is for a sender whose contract is not confirmed yet.",
+)
+def init(folder: Path, live: bool, example: str | None) -> int | None:
     """Write the files of a new set-up into DIR (default: here).
 
     receiver.toml, an example handlers.py, .env with a fresh development secret and .gitignore.
@@ -51,7 +56,8 @@ def init(folder: Path, live: bool) -> int | None:
     from receiver import starter
 
     try:
-        written = starter.write(folder, live=live, secret=f"whsec_{secrets.token_urlsafe(32)}")
+        secret = f"whsec_{secrets.token_urlsafe(32)}"
+        written = starter.write(folder, live=live, secret=secret, example=example)
     except starter.Exists as error:
         raise Failure(
             f"{error}: already there, so nothing was written; name another folder, "
@@ -63,8 +69,8 @@ def init(folder: Path, live: bool) -> int | None:
         console.warn(f"kept {folder / starter.IGNORE_NAME}: see that it has .env and *.db*")
     enter = "" if folder == Path() else f"cd {shlex.quote(str(folder))} && "
     if live:
-        env = folder / starter.ENV_NAME
-        console.say(f"put the endpoint's signing secret into {env}, after {starter.SECRET_NAME}=")
+        env, name = folder / starter.ENV_NAME, starter.secret_name(example)
+        console.say(f"put the endpoint's signing secret into {env}, after {name}=")
         console.hint(f"`{enter}receiver check`")
     else:
         console.hint(f"`{enter}receiver serve`")
