@@ -20,6 +20,8 @@ from store.rejections import Kept, Line, Request
 #: How far from a delivery others may be that say something of its clock, in milliseconds.
 NEAR_MS = 600_000
 
+LET_GO = "its body was pruned or redacted since, so it can't be taken any more"
+
 
 class Untakable(Exception):
     """The delivery can't be accepted; the message says why."""
@@ -40,6 +42,8 @@ def explained(
             return explain.explain(own, delivery, others, clocks)
     except ConfigError as error:
         return (Finding("no-secret", f"its secrets can't be read here: {error.problems[0]}"),)
+    if request.reason == EXPIRED:
+        return (Finding("not-kept", f"the signature was right: {request.detail}; {LET_GO}"),)
     names = json.loads(request.header_names)
     found = explain.explain_unkept(source.contract.preset, names, request.body_bytes)
     return tuple(found) or (_unjudged(request),)
@@ -85,12 +89,14 @@ def events_of(source: Source, kept: Kept) -> tuple[Event, ...]:
     number, request = kept.number, kept.request
     if kept.accepted_ms is not None:
         raise Untakable(f"rejection {number} is accepted already, as event {kept.event}")
-    delivery = delivery_of(source, request) if request.reason == EXPIRED else None
-    if delivery is None:
+    if request.reason != EXPIRED:
         raise Untakable(
             f"rejection {number} ({request.reason}) is not one whose signature is right: it is "
             f"never accepted; `receiver rejections explain {number}` says why it was refused"
         )
+    delivery = delivery_of(source, request)
+    if delivery is None:
+        raise Untakable(f"rejection {number}: {LET_GO}")
     timeless = msgspec.structs.replace(source.contract, tolerance_s=math.inf)
     try:
         return verify(timeless, delivery)

@@ -266,6 +266,17 @@ def test_one_whose_secret_is_gone_is_not_accepted(
     assert (ran.code, "none of the secrets of stripe any more" in ran.err) == (1, True)
 
 
+def test_one_whose_body_was_let_go_is_not_accepted(world: World, command: Command) -> None:
+    number = refuse(world, paid("evt_1"))
+    world.query("update receiver_rejected set url = null, headers = null, body = null")
+
+    ran = command("rejections", "accept", number, "--reason", "late")
+
+    assert (ran.code, "pruned or redacted since" in ran.err) == (1, True)
+    (finding,) = explain(command, number)["explanation"]
+    assert "the signature was right" in finding["words"]
+
+
 def test_an_accepted_one_whose_handler_ends_the_transaction_is_kept(
     world: World, command: Command
 ) -> None:
