@@ -655,6 +655,35 @@ def test_a_flood_of_garbage_keeps_a_few_requests_and_one_count(edge: Edge) -> No
     assert edge.rows("select count(*) from receiver_rejected") == [(tally.KEPT_MAX,)]
 
 
+def test_requests_kept_between_two_writes_are_bounded_whatever_the_source(
+    edge: Edge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tally, "KEPT_IN_ALL_MAX", 2)
+    for path in ("/webhooks/github", "/webhooks/zipped", "/webhooks/stripe", "/elsewhere"):
+        edge.post(path, PUSH)
+
+    assert len(edge.refusals()) == 4
+    assert edge.rows("select count(*) from receiver_rejected") == [(2,)]
+
+
+def test_uses_that_could_not_be_written_are_written_later(
+    edge: Edge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edge.deliver("stripe", stripe_body("evt_1", "a.b"))
+    monkeypatch.setattr("store.writer.WAIT_S_MAX", 0.05)
+    other = apsw.Connection(str(edge.path))
+    other.execute("begin immediate")
+    written = edge.loop.call(edge.app.tally.flush)
+    edge.loop.until(written.done)
+    other.execute("rollback")
+    other.close()
+    edge.deliver("stripe", stripe_body("evt_2", "a.b"))
+
+    edge.refusals()
+
+    assert edge.rows("select reference, count from receiver_secrets") == [("env:STRIPE", 2)]
+
+
 def test_each_secret_tells_in_the_file_when_it_last_proved_a_delivery(edge: Edge) -> None:
     both = CONFIG.replace('secrets = ["env:STRIPE"]', 'secrets = ["env:NEW", "env:STRIPE"]')
     edge.app.processor = edge.load(both)
