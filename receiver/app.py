@@ -11,12 +11,17 @@ from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
 from receiver import logs
+from receiver.captures import Captures, reference
 from receiver.config import Network, Settings, Source
+from receiver.handshakes import Handshake
 from receiver.http import RETRY_AFTER_S, request_ids
-from receiver.logs import FIELD_CHARS_MAX, Delivered, Errors
+from receiver.logs import FIELD_CHARS_MAX, Delivered, Errors, log
+from receiver.presets import Preset
 from receiver.process import Outcome, Processor, correlation_of, words_of_keys
+from receiver.replies import ACCEPTED, Reply
 from receiver.tally import Pairs, Seen, Tally
-from receiver.verify import Delivery, Event, Rejected, verify
+from receiver.verify import BAD_SIGNATURE, Delivery, Event, Rejected, verify
+from store import captured
 from store.errors import Unavailable
 from store.writer import Writer
 
@@ -24,6 +29,8 @@ from store.writer import Writer
 LENGTH_DIGITS_MAX = 20
 #: Members of one gzip body: each costs memory and time to begin.
 GZIP_MEMBERS_MAX = 16
+#: Milliseconds in which the handshakes of one source have one line.
+HANDSHAKE_LINE_MS = 1_000
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -48,10 +55,11 @@ def answer(status: int, word: str, *extra: tuple[bytes, bytes]) -> Answer:
 
 
 _RETRY = (b"retry-after", str(RETRY_AFTER_S).encode())
-# Words that an outcome may have, each with its two answers; any other is a mistake of ours.
-_WORDS = ("done", "duplicate", "conflict", "ignored", "parked", "quarantined", "pending")
-DONE = {word: answer(200, word) for word in _WORDS}
-AGAIN = {word: answer(503, word, _RETRY) for word in _WORDS}
+# Each word of an outcome with its two answers; any other word is a mistake of ours.
+DONE = {word: answer(200, word) for word in ACCEPTED}
+AGAIN = {word: answer(503, word, _RETRY) for word in ACCEPTED}
+# Another handshake was first.
+NOT_ARMED = (BAD_SIGNATURE, "it brings a secret, and the source is not armed any more")
 REJECTED = answer(401, "rejected")
 FORBIDDEN = answer(403, "forbidden")
 UNKNOWN = answer(404, "unknown")
@@ -62,6 +70,41 @@ READ_ONLY = answer(405, "method", (b"allow", b"GET, HEAD"))
 OK = answer(200, "ok")
 READY = answer(200, "ready")
 UNAVAILABLE = answer(503, "unavailable", _RETRY)
+
+
+def sized(status: int, body: bytes, headers: Iterable[tuple[str, str]]) -> Answer:
+    """An answer whose headers are the sender's wish; RFC 9110 forbids a 204 any length."""
+    pairs = [(name.lower().encode(), value.encode()) for name, value in headers]
+    if status != 204:
+        pairs.append((b"content-length", b"%d" % len(body)))
+    return Answer(status, tuple(pairs), body)
+
+
+def outcome_answer(preset: Preset, outcome: Outcome) -> Answer:
+    if outcome.retry:
+        return AGAIN[outcome.word]
+    if preset.statuses is None:
+        return DONE[outcome.word]
+    return wished(preset, outcome.word, DONE[outcome.word])
+
+
+def wished(preset: Preset, word: str, usual: Answer) -> Answer:
+    """The answer that the sender wants for a word, or the usual one."""
+    if preset.statuses is None:
+        return usual
+    return _wishes(preset.statuses).get(word, usual)
+
+
+@functools.lru_cache(maxsize=256)
+def _wishes(statuses: tuple[tuple[str, Reply], ...]) -> dict[str, Answer]:
+    return {
+        word: _wish(reply.status, word + "\n" if reply.body is None else reply.body)
+        for word, reply in statuses
+    }
+
+
+def _wish(status: int, body: str) -> Answer:
+    return sized(status, body.encode(), [("content-type", "text/plain")])
 
 
 class Refused(Exception):
@@ -84,11 +127,19 @@ class App:
     `processor` may be replaced at any time; a delivery keeps the one it began with.
     """
 
-    def __init__(self, processor: Processor, writer: Writer, clock: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        processor: Processor,
+        writer: Writer,
+        clock: Callable[[], int],
+        captures: Captures | None = None,
+    ) -> None:
         self.processor = processor
         self.writer = writer
         self.clock = clock
+        self.captures = captures or Captures()
         self.tally = Tally(writer)
+        self.greetings = Greetings()
         self.errors = Errors(clock)
         self.request_ids = request_ids()
         deliveries = Deliveries(self)
@@ -191,19 +242,55 @@ class Deliveries:
             received_ms=received_ms,
             inflated=inflate(body, length_max) if compressed else None,
         )
+        contract = source.contract
+        if contract.preset.captures:
+            contract = app.captures.contract(contract, received_ms)
         try:
-            events = verify(source.contract, delivery)
+            judged = verify(contract, delivery)
         except Rejected as rejected:
             seen = seen_in(scope, settings)
             app.tally.reject(source, rejected, delivery, request_id, seen)
-            return REJECTED
+            return wished(contract.preset, "rejected", REJECTED)
+        if isinstance(judged, Handshake):
+            return await self._greet(scope, source, delivery, judged, request_id)
+        if not judged:
+            # An empty batch, by which a sender asks whether we live.
+            app.greetings.tell(source.name, "an empty batch", request_id, received_ms)
+            return outcome_answer(contract.preset, Outcome("ignored"))
         outcome = await app.writer.submit(
-            functools.partial(processor.receive, events=events, request_id=request_id),
-            functools.partial(processor.keep, events=events, request_id=request_id),
+            functools.partial(processor.receive, events=judged, request_id=request_id),
+            functools.partial(processor.keep, events=judged, request_id=request_id),
         )
-        app.tally.use(source.name, events[0].secret, received_ms)
-        log_delivery(events, outcome, request_id, started)
-        return AGAIN[outcome.word] if outcome.retry else DONE[outcome.word]
+        app.tally.use(source.name, judged[0].secret, received_ms)
+        log_delivery(judged, outcome, request_id, started)
+        return outcome_answer(contract.preset, outcome)
+
+    async def _greet(
+        self, scope: Scope, source: Source, delivery: Delivery, given: Handshake, request_id: str
+    ) -> Answer:
+        """Answer a handshake; a secret that it brings is durable before that."""
+        app, at_ms, secret = self.app, delivery.received_ms, given.captured
+        if secret is not None:
+            seen = seen_in(scope, app.processor.settings)
+            address = str(seen.address())
+            number = await app.writer.submit(
+                lambda tx: captured.keep(tx, source.name, secret, address, request_id)
+            )
+            if number is None:
+                app.captures.disarm(source.name)
+                app.tally.reject(source, Rejected(*NOT_ARMED), delivery, request_id, seen)
+                return wished(source.contract.preset, "rejected", REJECTED)
+            app.captures.add(source.name, number, secret)
+            log.warning(
+                "captured",
+                source=source.name,
+                secret=reference(number),
+                address=address,
+                request=request_id,
+                hint="not armed any more; if that was not your sender, `receiver sources forget`",
+            )
+        app.greetings.tell(source.name, f"answered {given.status}", request_id, at_ms)
+        return sized(given.status, given.body, given.all_headers)
 
 
 async def respond(send: Send, reply: Answer, request_id: str) -> None:
@@ -216,9 +303,9 @@ async def respond(send: Send, reply: Answer, request_id: str) -> None:
 
 
 def find_source(settings: Settings, scope: Scope, name: str) -> Source:
-    if scope["method"] != "POST":
+    method, source = scope["method"], settings.sources.get(name)
+    if method != "POST" and (source is None or method not in source.contract.preset.methods):
         raise Refused(METHOD)
-    source = settings.sources.get(name)
     if source is None:
         raise Refused(UNKNOWN, "unknown", scope["path"])
     return source
@@ -259,7 +346,8 @@ def check_address(
     address = client_address(scope["client"], headers, trusted)
     if _within(address, source.allow_ips):
         return
-    raise Refused(FORBIDDEN, "address", f"{address} is not in sources.{source.name}.allow_ips")
+    reply = wished(source.contract.preset, "forbidden", FORBIDDEN)
+    raise Refused(reply, "address", f"{address} is not in sources.{source.name}.allow_ips")
 
 
 def client_address(
@@ -376,7 +464,7 @@ def seen_in(scope: Scope, settings: Settings) -> Seen:
 def log_delivery(
     events: Sequence[Event], outcome: Outcome, request_id: str, started: float
 ) -> None:
-    event = events[0]
+    event = events[outcome.event]
     logs.delivered(
         Delivered(
             at=logs.lines.now(),
@@ -392,3 +480,19 @@ def log_delivery(
             events=len(events),
         )
     )
+
+
+class Greetings:
+    """Tells of handshakes, which anybody may send: one line a second for each source."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, tuple[int, int]] = {}
+
+    def tell(self, source: str, what: str, request_id: str, at_ms: int) -> None:
+        told_ms, untold = self._told.get(source, (0, 0))
+        if 0 <= at_ms - told_ms < HANDSHAKE_LINE_MS:
+            self._told[source] = told_ms, untold + 1
+            return
+        self._told[source] = at_ms, 0
+        more = {"more": untold} if untold else {}
+        log.info("handshake", source=source, request=request_id, what=what, **more)

@@ -476,6 +476,7 @@ class _Builder:
         if preset is None or identity is None or mode is None:
             return None
         _warn_of(table, preset, livemode, url or public_url)
+        _warn_of_names(table, preset, secrets)
         try:
             contract = Contract(
                 source=name,
@@ -519,7 +520,8 @@ class _Builder:
         if len(items) > SECRETS_MAX:
             source.problem("secrets", f"has more than {SECRETS_MAX}; remove those no longer used")
         unsigned = preset is not None and all(one.algo == "none" for one in preset.schemes)
-        if not source.values.get("secrets") and not unsigned:
+        captures = preset is not None and preset.captures
+        if not source.values.get("secrets") and not unsigned and not captures:
             source.warning(
                 "secrets", 'is empty, so every delivery is rejected; add "env:NAME" or "file:/path"'
             )
@@ -897,6 +899,16 @@ def _warn_of(table: Table, preset: Preset, livemode: bool | None, url: str | Non
         table.warning(
             "public_url", "is not set, but the sender signs its URL; set it as the sender has it"
         )
+
+
+def _warn_of_names(table: Table, preset: Preset, secrets: Sequence[Secret]) -> None:
+    for name in preset.named_secrets:
+        if all(secret.name != name for secret in secrets):
+            table.warning(
+                "secrets",
+                f"has none named {name}, so the sender's handshake is refused; choose one, enter "
+                f'it at the sender too, and add {{ secret = "env:NAME", name = "{name}" }}',
+            )
 
 
 def _retention(source: Table) -> Retention:

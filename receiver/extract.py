@@ -127,11 +127,16 @@ def decode(body: bytes, payload: bytes | None = None, forms: bool = False) -> Do
     return Document(value, problem)
 
 
+def without_bom(body: bytes) -> bytes:
+    """The body without the byte order mark that some senders write before it."""
+    return body[3:] if body.startswith(_BOM) else body
+
+
 def _json(raw: bytes) -> tuple[object, str | None]:
     if not raw:
         return None, "body is not JSON: it is empty"
     try:
-        return msgspec.json.decode(raw[3:] if raw.startswith(_BOM) else raw), None
+        return msgspec.json.decode(without_bom(raw)), None
     except msgspec.DecodeError as error:
         return None, f"body is not JSON: {error}"
     except RecursionError:

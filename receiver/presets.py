@@ -12,7 +12,11 @@ from typing import Any, Literal, TypeVar, cast
 
 import msgspec
 
+from receiver import batch, handshakes, replies
+from receiver.batch import Batch
 from receiver.extract import Locator, parse_locator, parse_mask
+from receiver.handshakes import Rule
+from receiver.replies import Reply
 from receiver.select import nearest_or_all
 
 Table = Mapping[str, object]
@@ -41,6 +45,21 @@ Table = Mapping[str, object]
 #   payload         the form field that holds the JSON where the sender posts a form
 #   volatile        fields that differ between deliveries of one event
 #
+# How it talks:
+#   handshakes      tables with `when` ({ place = value }, where a place is method, query:NAME or
+#                   one of the above, and a value a text, a number, "*" for anything,
+#                   { absent = true } or { secret = "NAME" }), `after_verify`, `status`,
+#                   `content_type`, `headers`, `body` (texts with {query:NAME} {json:/path}
+#                   {header:NAME} {hmac_hex:PLACE}), and `capture_secret`, the place of a secret
+#                   that is kept while the operator has armed the source
+#   batch           where the elements are, as in json:/events/*; each is an event of its own,
+#                   and what it says is looked for in the element alone
+#   batch_account   where the account of an element is that does not say it, json:/entry/*/id
+#   batch_signed    "whole" (default), or "each" where every element has a signature of its own
+#   statuses        what is answered in place of the usual, by the outcome's word, `accepted`
+#                   (each that is 200 otherwise), `rejected` or `forbidden`: a status, or
+#                   { status, body } where the body is not that word
+#
 # What people are told:
 #   title, docs     the sender's name, and where it describes its webhooks
 #   secret_shape    { matches = REGEX, words = ... }: what a secret of this sender looks like
@@ -60,6 +79,7 @@ _SCHEME_KEYS = (
 _SENDER_KEYS = (
     *("event_id", "event_type", "account", "event_time", "livemode", "key", "payload", "volatile"),
     *("title", "docs", "secret_shape", "deadline_s", "retry", "recover", "notes"),
+    *("handshakes", "batch", "batch_account", "batch_signed", "statuses"),
 )
 
 # Read this way, they are found in a zip and in a single file too.
@@ -186,6 +206,13 @@ class Preset(msgspec.Struct, frozen=True):
     retry: str | None = None
     recover: str | None = None
     notes: tuple[str, ...] = ()
+    handshakes: tuple[Rule, ...] = ()
+    batch: Batch | None = None
+    # By the outcome's word; None where all are the usual ones.
+    statuses: tuple[tuple[str, Reply], ...] | None = None
+
+    # The sender hands its secret over in a handshake.
+    captures: bool = False
 
     @property
     def in_path(self) -> bool:
@@ -196,6 +223,17 @@ class Preset(msgspec.Struct, frozen=True):
         """Where the id of a delivery is that a scheme proves: the one it signs, if it does."""
         signed = tuple(at for at in self.event_id if at.same(scheme.id))
         return signed or self.event_id
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The methods of its handshakes."""
+        return tuple(dict.fromkeys(rule.method for rule in self.handshakes))
+
+    @property
+    def named_secrets(self) -> tuple[str, ...]:
+        """The secrets by name that its handshakes ask for."""
+        asked = (c for rule in self.handshakes for c in rule.when if c.kind == "secret")
+        return tuple(dict.fromkeys(condition.value.decode() for condition in asked))
 
 
 @functools.cache
@@ -231,6 +269,7 @@ def parse(table: Table, name: str = "custom") -> Preset:
     for path in (volatile := sender.texts("volatile")):
         sender.attempt("volatile", parse_mask, path)
     told = _told(sender, name)
+    talk = _talk(sender, schemes, places["event_id"])
     if sender.problems:
         raise PresetError(sender.problems)
     sources = [at for key in _PLACES for one in places[key] for at in one.places]
@@ -244,7 +283,26 @@ def parse(table: Table, name: str = "custom") -> Preset:
         forms=any(at.kind == "form" and at.pointer is None for at in sources),
         **places,
         **told,
+        **talk,
     )
+
+
+def _talk(
+    sender: "_Reader", schemes: Sequence[Scheme], event_id: Sequence[Locator]
+) -> dict[str, Any]:
+    """How it talks: handshakes, batches and the answers that it wants."""
+    rules = handshakes.parse(sender)
+    split = batch.parse(
+        sender,
+        event_id=[place for at in event_id for place in at.places],
+        body_proved=all(scheme.algo in BEARERS or scheme.has("body") for scheme in schemes),
+    )
+    return {
+        "handshakes": rules,
+        "captures": any(rule.capture_secret is not None for rule in rules),
+        "batch": split,
+        "statuses": replies.parse(sender),
+    }
 
 
 def _mode(sender: "_Reader") -> Mode | None:

@@ -4,7 +4,7 @@ import functools
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -29,16 +29,22 @@ DUE_MAX = 100
 REASON_CHARS_MAX = 500
 
 
+#: Who applies an event: this transaction, a worker, or the writer by a job of its own.
+Doer = Literal["here", "worker", "writer"]
+
+
 class Outcome(msgspec.Struct, frozen=True):
     """What became of a delivery, in one word; `retry`: the sender should send it again.
 
-    `keys` are the business keys of its rules, whether the change was made now or before.
+    `keys` are the business keys of its rules, whether the change was made now or before; `event`
+    is the number of the one that it is about, from 0, where a delivery has several.
     """
 
     word: str
     retry: bool = False
     row: int = 0
     keys: tuple[Key, ...] = ()
+    event: int = 0
 
 
 class Verdict(NamedTuple):
@@ -135,11 +141,15 @@ class Processor:
 
     def receive(self, tx: Tx, events: Sequence[Event], request_id: str) -> Outcome:
         """Store each event of a delivery and apply it, or find that it was stored before."""
-        outcomes = [self._receive(tx, event, request_id) for event in events]
-        return max(outcomes, key=lambda outcome: _WORST_LAST.index(outcome.word))
+        return _worst([self._receive(tx, event, request_id) for event in events])
 
     def keep(self, tx: Tx, why: str, *, events: Sequence[Event], request_id: str) -> Outcome:
-        """Store events whose effects ended the whole transaction: `pending`, without effects."""
+        """Store events whose effects ended the whole transaction: `pending`, without effects.
+
+        Of several nobody knows which one did it, so each is run again by itself, right after.
+        """
+        if len(events) > 1:
+            return _worst([self._receive(tx, event, request_id, put_off=True) for event in events])
         outcome = Outcome("duplicate")
         for event in events:
             row = _insert(tx, event, request_id)
@@ -204,14 +214,19 @@ class Processor:
         assert known is not None, "events are never deleted"
         return self._fail(tx, _try_of(known), why)
 
-    def _receive(self, tx: Tx, event: Event, request_id: str) -> Outcome:
+    def _receive(self, tx: Tx, event: Event, request_id: str, *, put_off: bool = False) -> Outcome:
+        """`put_off`: only store it, to be applied by a job of its own."""
         queued = self.settings.sources[event.source].mode == "queued"
+        doer: Doer = "worker" if queued else "writer" if put_off else "here"
         row = _insert(tx, event, request_id, queued)
         if row is None:
-            return self._receive_again(tx, event, request_id, queued)
+            return self._receive_again(tx, event, request_id, doer)
         if not event.id_signed:
             inbox.mark_same_body(tx, row, event.identity, event.body_sha256)
-        if queued:
+        if doer == "writer":
+            inbox.settle(tx, row, "pending", None, answer="pending")
+            inbox.make_due(tx, row, by_worker=False)
+        if doer != "here":
             return Outcome("pending", row=row)
         this = Try(row, 1, event.received_ms, first=True)
         verdict = self._judge(tx, event, this)
@@ -220,14 +235,14 @@ class Processor:
             return Outcome("done", row=row, keys=verdict.keys)
         return self._settled(tx, this, event, verdict)
 
-    def _receive_again(self, tx: Tx, event: Event, request_id: str, queued: bool) -> Outcome:
+    def _receive_again(self, tx: Tx, event: Event, request_id: str, doer: Doer) -> Outcome:
         known = _known(tx, event)
         volatile = self.settings.sources[event.source].contract.volatile
         if not _same_content(tx, known, event, volatile):
             _keep_conflict(tx, known, event, volatile, request_id)
             return Outcome("conflict", row=known.id)
         inbox.count_duplicate(tx, known.id)
-        outcome = self._again(tx, known, event, queued)
+        outcome = self._again(tx, known, event, doer)
         deliveries.add(
             tx,
             known.id,
@@ -239,7 +254,7 @@ class Processor:
         )
         return outcome
 
-    def _again(self, tx: Tx, known: Row, event: Event, queued: bool) -> Outcome:
+    def _again(self, tx: Tx, known: Row, event: Event, doer: Doer) -> Outcome:
         """Run a known event once more, if it is unfinished and nobody has its lease."""
         if known.is_final:
             return Outcome("duplicate", row=known.id)
@@ -248,8 +263,8 @@ class Processor:
         if known.lease_until_ms is not None:
             # Whoever held it never came back.
             attempts.close(tx, event=known.id)
-        if queued:
-            inbox.make_due(tx, known.id, by_worker=True)
+        if doer != "here":
+            inbox.make_due(tx, known.id, by_worker=doer == "worker")
             return Outcome("pending", row=known.id)
         return self._run(tx, _try_of(known), event)
 
@@ -390,6 +405,14 @@ def correlation_of(row: int) -> str:
 def words_of_keys(keys: Iterable[Key]) -> tuple[str, ...]:
     """Business keys for the log: what was done, and what it may be done once for."""
     return tuple([f"{key.operation}:{key.subject}"[:FIELD_CHARS_MAX] for key in keys])
+
+
+def _worst(outcomes: Sequence[Outcome]) -> Outcome:
+    """The outcome that answers for a delivery's events: above all what has to be sent again."""
+    if len(outcomes) == 1:
+        return outcomes[0]
+    numbered = [msgspec.structs.replace(one, event=n) for n, one in enumerate(outcomes)]
+    return max(numbered, key=lambda one: (one.retry, _WORST_LAST.index(one.word)))
 
 
 def words_of(error: BaseException) -> str:

@@ -27,6 +27,7 @@ from uvicorn.server import ServerState
 
 from receiver import app, config, duties, logs, systemd
 from receiver.app import App
+from receiver.captures import Captures
 from receiver.config import Address, Settings
 from receiver.console import counted
 from receiver.http import CONNECTIONS_MAX, Connection, Gate, Handshake, Limits
@@ -160,6 +161,7 @@ class Server:
         self._loop = asyncio.get_running_loop()
         self._loop.set_exception_handler(report_loop_error)
         self._worker: Worker | None = None
+        self._captures = Captures()
         self._writer = Writer(
             store,
             pending_max=processor.settings.server.pending_max,
@@ -167,7 +169,7 @@ class Server:
             due=self._due_jobs,
             on_fatal=leave,
         )
-        self._app = App(processor, self._writer, clock)
+        self._app = App(processor, self._writer, clock, self._captures)
         if processor.settings.worker.run == "inside":
             write = from_threads(self._loop, self._writer)
             self._worker = Worker(lambda: self._processor, write, clock)
@@ -179,6 +181,7 @@ class Server:
     def _due_jobs(self, snapshot: Snapshot, at_ms: int) -> Sequence[Job[Any]]:
         if self._worker is not None:
             self._worker.look(snapshot, at_ms)
+        self._captures.look(snapshot, self._settings)
         return self._processor.due_jobs(snapshot, at_ms)
 
     async def run(self, sockets: "Sockets", ready: Callable[[Listening], None] | None) -> None:
@@ -205,11 +208,16 @@ class Server:
 
     async def _begin(self) -> None:
         try:
-            await self._writer.submit(self._processor.start)
+            await self._writer.submit(self._first_job)
         except Unavailable as error:
             raise StartError(f"{self._settings.database}: {error}") from error
         if self._worker is not None:
             self._worker.start()
+
+    def _first_job(self, tx: Tx) -> None:
+        self._processor.start(tx)
+        # Before the first delivery: it may be signed with a secret that was captured.
+        self._captures.look(tx, self._settings)
 
     async def _drain(self, listeners: Sequence["asyncio.AbstractServer | TlsListener"]) -> None:
         """Take nothing new, answer what is under way, write it all."""

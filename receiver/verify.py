@@ -13,8 +13,11 @@ from typing import Literal
 
 import msgspec
 
-from receiver.extract import Found, Headers, Locator, Reading, body_id, find, form_values
+from receiver import batch, handshakes
+from receiver.batch import Element, NotSplit
+from receiver.extract import Found, Headers, Locator, Reading, body_id, find, form_values, id_text
 from receiver.extract import canonical as canonical  # belongs to what verify offers
+from receiver.handshakes import Handshake, Unanswerable
 from receiver.presets import (
     PUBLIC_KEYS,
     CryptographyMissing,
@@ -104,6 +107,7 @@ class Contract(msgspec.Struct, frozen=True, dict=True):
     tolerance_s: float | None = None
     # The preset's included.
     volatile: tuple[str, ...] = ()
+    # The operator awaits a handshake that brings a secret: see `receiver sources arm`.
     armed: bool = False
 
     def __post_init__(self) -> None:
@@ -172,45 +176,109 @@ class Rejected(Exception):
         self.skew_s = skew_s
 
 
-def verify(contract: Contract, delivery: Delivery) -> tuple[Event, ...]:
-    """Prove a delivery and read its event; raise Rejected, and nothing else, if it fails.
+def verify(contract: Contract, delivery: Delivery) -> tuple[Event, ...] | Handshake:
+    """Prove a delivery and read its events; raise Rejected, and nothing else, if it fails.
 
-    What is genuine but can't be processed is an event with a `defect`.
+    What is genuine but can't be processed is an event with a `defect`. A batch may have no
+    events at all. A handshake is to be answered, once what it `captured` is durable.
     """
-    reading = _reading(contract.preset, delivery)
+    preset = contract.preset
+    reading = _reading(preset, delivery)
+    if preset.handshakes:
+        greeting = _greeted(contract, delivery, reading)
+        if greeting is not None:
+            return greeting
+    if preset.batch is not None and preset.batch.each_signed:
+        return _each_proved(contract, delivery, reading)
     proof, secret = _authenticate(contract, delivery, reading)
+    if preset.handshakes:
+        greeting = _greeted(contract, delivery, reading, secret, verified=True)
+        if greeting is not None:
+            return greeting
+    if preset.batch is not None:
+        return _split(contract, delivery, reading, proof, secret)
     return (_read(contract, delivery, reading, proof, secret),)
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """A judgement for people; `account` is what the delivery claims, proved or not."""
+    """A judgement for people; `account` is what the delivery claims, proved or not.
 
-    verdict: Literal["valid", "bad-signature", "expired", "unverified"]
+    `status`, `response` and `headers` are a handshake's answer. Of a batch `events` has the
+    verdict on each element, and the rest is the first one's.
+    """
+
+    verdict: Literal["valid", "handshake", "bad-signature", "expired", "unverified"]
     event_id: str | None = None
     event_type: str | None = None
     account: str | None = None
     reason: str | None = None
+    status: int | None = None
+    response: str | None = None
+    headers: tuple[tuple[str, str], ...] | None = None
+    events: tuple["Verdict", ...] | None = None
 
 
 def verdict(contract: Contract, delivery: Delivery) -> Verdict:
-    """Judge one delivery without storing it; 'unverified' where nothing could prove it."""
+    """Judge one delivery without storing it, a handshake as if the source were armed.
+
+    'unverified' where nothing could prove it.
+    """
+    contract = msgspec.structs.replace(contract, armed=True)
     unsigned = all(scheme.algo == "none" for scheme in contract.preset.schemes)
     try:
         if unsigned or not contract.signing:
-            reading = _reading(contract.preset, delivery)
-            event = _read(contract, delivery, reading, contract.proof, None)
             why = "the sender does not sign" if unsigned else "the source has no secret"
-            return _verdict("unverified", event, why)
-        return _verdict("valid", verify(contract, delivery)[0], None)
+            return _verdict_unverified(contract, delivery, why)
+        judged = verify(contract, delivery)
     except Rejected as rejected:
         return Verdict(
             "expired" if rejected.reason == EXPIRED else "bad-signature", reason=rejected.detail
         )
+    if isinstance(judged, Handshake):
+        return _verdict_greeting(judged)
+    return _verdict("valid", judged, None)
 
 
-def _verdict(word: Literal["valid", "unverified"], event: Event, why: str | None) -> Verdict:
-    account = event.claimed_account or event.account
-    return Verdict(word, event.event_id, event.type, account or None, event.defect or why)
+def _verdict_unverified(contract: Contract, delivery: Delivery, why: str) -> Verdict:
+    reading = _reading(contract.preset, delivery)
+    greeting = _greeted(contract, delivery, reading)
+    if greeting is not None:
+        return _verdict_greeting(greeting)
+    if contract.preset.batch is not None:
+        return _verdict(
+            "unverified", _split(contract, delivery, reading, contract.proof, None), why
+        )
+    return _verdict("unverified", (_read(contract, delivery, reading, contract.proof, None),), why)
+
+
+def _verdict_greeting(greeting: Handshake) -> Verdict:
+    return Verdict(
+        "handshake",
+        reason="it brings a secret, kept while the source is armed" if greeting.captured else None,
+        status=greeting.status,
+        response=greeting.body.decode(),
+        headers=greeting.all_headers,
+    )
+
+
+def _verdict(
+    word: Literal["valid", "unverified"], events: Sequence[Event], why: str | None
+) -> Verdict:
+    if not events:
+        return Verdict(word, reason=why or "an empty batch, which is answered and not stored")
+    verdicts = [
+        Verdict(
+            word,
+            event.event_id,
+            event.type,
+            event.claimed_account or event.account or None,
+            event.defect or why,
+        )
+        for event in events
+    ]
+    if len(verdicts) == 1:
+        return verdicts[0]
+    return msgspec.structs.replace(verdicts[0], events=tuple(verdicts))
 
 
 def _reading(preset: Preset, delivery: Delivery) -> Reading:
@@ -218,6 +286,45 @@ def _reading(preset: Preset, delivery: Delivery) -> Reading:
     return Reading(
         delivery.headers, body, preset.payload, preset.forms, delivery.url, delivery.received_ms
     )
+
+
+# Is it a handshake?
+
+
+def _greeted(
+    contract: Contract,
+    delivery: Delivery,
+    reading: Reading,
+    secret: Secret | None = None,
+    *,
+    verified: bool = False,
+) -> Handshake | None:
+    """The answer to a handshake of that stage, or None; raises Rejected for one not answered."""
+    preset = contract.preset
+    request = handshakes.Request(delivery, reading, contract.secrets)
+    rule = handshakes.asked(preset.handshakes, request, verified=verified)
+    if rule is None:
+        if delivery.method != "POST" and delivery.method in preset.methods:
+            raise _bad(f"this {delivery.method} is no handshake that the source expects")
+        return None
+    try:
+        return handshakes.answer(rule, request, secret, armed=contract.armed)
+    except Unanswerable as error:
+        if rule.capture_secret is not None and not contract.armed:
+            # It may still be a delivery that is signed.
+            return None
+        raise _bad(f"a handshake that is not answered: {error}") from error
+
+
+def _unarmed(contract: Contract, delivery: Delivery, reading: Reading) -> list[str]:
+    """Why a handshake that brings a secret was judged like any delivery."""
+    if contract.armed or not contract.preset.captures:
+        return []
+    request = handshakes.Request(delivery, reading, contract.secrets)
+    rule = handshakes.asked(contract.preset.handshakes, request, verified=False)
+    if rule is None or rule.capture_secret is None:
+        return []
+    return [f"it brings a secret; `receiver sources arm {contract.source}` to keep the next one"]
 
 
 # Is it genuine?
@@ -264,6 +371,7 @@ def _authenticate(
         if refusal.reason == EXPIRED:
             raise refusal
     details = dict.fromkeys(refusal.detail for refusal in refused)
+    details |= dict.fromkeys(_unarmed(contract, delivery, reading))
     raise Rejected(BAD_SIGNATURE, "; ".join(details) or "no secret fits the scheme of the source")
 
 
@@ -477,17 +585,73 @@ class _Facts(msgspec.Struct, frozen=True):
     problems: tuple[str | None, ...]
 
 
+def _split(
+    contract: Contract,
+    delivery: Delivery,
+    reading: Reading,
+    proof: Proof,
+    secret: Secret | None,
+) -> tuple[Event, ...]:
+    """Each element as an event; what can't be split is one event, with its defect."""
+    elements = _elements(contract.preset, reading)
+    if isinstance(elements, str):
+        whole = _read(contract, delivery, reading, proof, secret)
+        return (msgspec.structs.replace(whole, defect=elements),)
+    return tuple(
+        [
+            _read(contract, delivery, _element_reading(reading, one), proof, secret, one.account)
+            for one in elements
+        ]
+    )
+
+
+def _each_proved(contract: Contract, delivery: Delivery, reading: Reading) -> tuple[Event, ...]:
+    """Each element as an event, signed by itself; if one of them is not proved, none is."""
+    elements = _elements(contract.preset, reading)
+    if isinstance(elements, str):
+        raise _bad(elements)
+    if not elements:
+        raise _bad("an empty batch, in which nothing is signed")
+    events = []
+    for one in elements:
+        own = _element_reading(reading, one)
+        alone = msgspec.structs.replace(delivery, body=one.body, inflated=None)
+        proof, secret = _authenticate(contract, alone, own)
+        events.append(_read(contract, alone, own, proof, secret, one.account))
+    return tuple(events)
+
+
+def _elements(preset: Preset, reading: Reading) -> list[Element] | str:
+    """The elements of a batch, or why there are none to be had."""
+    assert preset.batch is not None, "only called for a sender of batches"
+    if reading.document.problem is not None:
+        return reading.document.problem
+    try:
+        return batch.split(preset.batch, reading.body)
+    except NotSplit as error:
+        return str(error)
+
+
+def _element_reading(reading: Reading, element: Element) -> Reading:
+    return Reading(reading.headers, element.body, url=reading.url)
+
+
 def _read(
     contract: Contract,
     delivery: Delivery,
     reading: Reading,
     proof: Proof,
     secret: Secret | None,
+    outer_account: object = None,
 ) -> Event:
+    """`outer_account` is what the batch says of this element's account, which is proved."""
     preset = contract.preset
     id_ = _found(find(reading, proof.places, "id"), proof.places, "id")
     type_ = _found(find(reading, preset.event_type, "type"), preset.event_type, "type")
     account = find(reading, proof.accounts, "account")
+    if outer_account is not None and account.locator is None:
+        text, problem = id_text(outer_account)
+        account = Found(text, problem=problem and f"account of the batch {problem}")
     claimed = find(reading, proof.claimed_accounts, "account")
     facts = _Facts(
         id=id_.text,

@@ -602,8 +602,31 @@ create table receiver_reconciles (
 create index receiver_reconciles_source on receiver_reconciles (source, id);
 """
 
+CAPTURED = """
+-- The sources whose next handshake may bring a secret; the operator arms them, a secret disarms.
+create table receiver_armed (
+  source text primary key check (source <> ''),
+  armed_ms integer not null,
+  until_ms integer not null check (until_ms > armed_ms),
+  actor text not null check (actor <> '')
+) strict, without rowid;
+
+-- Secrets that senders handed over. A row stays when its secret is forgotten: events name it.
+create table receiver_captured (
+  id integer primary key,
+  source text not null check (source <> ''),
+  secret blob check (length(secret) > 0),
+  captured_ms integer not null,
+  -- who handed it over, and in which request
+  address text not null,
+  request_id text not null,
+  forgotten_ms integer,
+  check ((secret is null) = (forgotten_ms is not null))
+) strict;
+"""
+
 #: Append only: a step that was released is never edited.
-STEPS = (EVENTS + OPERATIONS + LEDGER + WORK + REJECTIONS + CARE + WATCH,)
+STEPS = (EVENTS + OPERATIONS + LEDGER + WORK + REJECTIONS + CARE + WATCH + CAPTURED,)
 
 
 def version(db: apsw.Connection) -> int:

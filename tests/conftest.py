@@ -210,7 +210,9 @@ class World:
         )
         pairs = tuple((name.lower().encode(), value.encode()) for name, value in headers)
         url = f"https://hooks.example.com/webhooks/{source}"
-        return verify(contract, Delivery("POST", url, pairs, body, self.clock()))
+        judged = verify(contract, Delivery("POST", url, pairs, body, self.clock()))
+        assert isinstance(judged, tuple), "no handshake"
+        return judged
 
     def deliver(
         self, source: str, body: bytes, *, event_id: str = "", type: str = "", account: str = ""

@@ -228,6 +228,7 @@ def park(service: Service, count: int) -> None:
         body = invoice(f"evt_{number}", f"in_{number}", "cus_many")
         headers = [(name.lower().encode(), text.encode()) for name, text in by_stripe(body)]
         events = verify(contract, Delivery("POST", "https://h/", headers, body, now_ms))
+        assert isinstance(events, tuple)
         return Job(lambda tx: processor.receive(tx, events, f"r-{number}"))
 
     with closing(Store.create(service.database, lambda: now_ms)) as store:

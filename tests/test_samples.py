@@ -80,7 +80,9 @@ def event(settings: Settings) -> Callable[..., Event]:
         sample = make(settings.sources[source], Wish(type=type, **asked), URL)
         headers = tuple((n.lower().encode(), v.encode()) for n, v in sample.headers)
         delivery = Delivery("POST", URL, headers, sample.body, NOW_MS)
-        (found,) = verify(settings.sources[source].contract, delivery)
+        judged = verify(settings.sources[source].contract, delivery)
+        assert isinstance(judged, tuple)
+        (found,) = judged
         assert found.event_id == sample.event_id
         assert found.document == sample.document
         return found

@@ -67,7 +67,9 @@ def signed(preset: Preset, body: bytes, at_ms: int = NOW_MS, **values: Any) -> D
 
 
 def event_of(contract: Contract, delivery: Delivery) -> Event:
-    (event,) = verify(contract, delivery)
+    judged = verify(contract, delivery)
+    assert isinstance(judged, tuple)
+    (event,) = judged
     return event
 
 
@@ -884,6 +886,7 @@ def test_a_verdict_is_one_of_its_words_and_says_why() -> None:
     )
     assert set(get_args(Verdict.__annotations__["verdict"])) == {
         "valid",
+        "handshake",
         "bad-signature",
         "expired",
         "unverified",
