@@ -1,6 +1,7 @@
 """Finds what is wrong with a set-up before it matters: config, secrets, handlers, database."""
 
 import os
+from collections.abc import Container
 from pathlib import Path
 from typing import Literal
 
@@ -10,7 +11,7 @@ from receiver import caller, duties
 from receiver.config import ConfigError, Settings, Sql, load
 from receiver.process import Processor
 from receiver.shown import mending
-from store import founder, integrity, ledger, names
+from store import captured, founder, integrity, ledger, names
 from store.database import Snapshot, exists, snapshot
 from store.errors import StoreError
 
@@ -91,7 +92,7 @@ def _handlers(settings: Settings, found: list[Finding]) -> list[Finding]:
 def _database(settings: Settings) -> list[Finding]:
     path = settings.database
     if not exists(path):
-        return [_missing(path), *_unchecked(settings)]
+        return [_missing(path), *_unchecked(settings), *_uncaptured(settings, {})]
     try:
         # The app's own file has none of our tables before the first start.
         with snapshot(path, ours=False) as seen:
@@ -101,6 +102,7 @@ def _database(settings: Settings) -> list[Finding]:
                 *_file(seen, path),
                 *_lost_names(seen, settings),
                 *_statements(seen, settings),
+                *_uncaptured(settings, captured.listed(seen)),
             ]
     except StoreError as error:
         return [Finding("problem", f"database: {error}")]
@@ -118,6 +120,19 @@ def _missing(path: Path) -> Finding:
 
 def _without_tables(path: Path) -> Finding:
     return Finding("fine", f"database: {path}: no Receiver tables yet; `receiver serve` makes them")
+
+
+def _uncaptured(settings: Settings, kept: Container[str]) -> list[Finding]:
+    """Sources whose sender has yet to hand over its secret."""
+    return [
+        Finding(
+            "warning",
+            f"sources.{name}.secrets: {source.scheme} hands its secret over when the webhook is "
+            f"made, and none is there yet; `receiver sources arm {name}`, then make it",
+        )
+        for name, source in settings.sources.items()
+        if source.contract.preset.captures and not source.contract.signing and name not in kept
+    ]
 
 
 def _unchecked(settings: Settings) -> list[Finding]:

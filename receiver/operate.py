@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, NamedTuple, NoReturn
 
 from receiver import effects, rejected, rules
+from receiver.captures import CAPTURED_MAX, reference
 from receiver.config import Settings, Source
 from receiver.named import Absent
 from receiver.process import (
@@ -24,6 +25,7 @@ from receiver.verify import Event
 from store import (
     attempts,
     audit,
+    captured,
     conflicts,
     inbox,
     ledger,
@@ -115,6 +117,11 @@ def target_of(row: int) -> str:
 def target_of_message(number: int) -> str:
     """The audit log's name of a message."""
     return f"message {number}"
+
+
+def target_of_source(source: str) -> str:
+    """The audit log's name of a source."""
+    return f"source {source}"
 
 
 def target_of_link(source: str, account: str, customer: str) -> str:
@@ -572,6 +579,44 @@ def _check_name(what: str, text: str) -> None:
         effects.check_name(what, text)
     except ValueError as error:
         raise Declined(str(error)) from error
+
+
+# Secrets that senders hand over
+
+
+def arm(tx: Tx, source: str, minutes: int, by: By) -> None:
+    """Await the secret of a source's next handshake. Raises Declined where it has too many."""
+    if len(captured.listed(tx).get(source, ())) >= CAPTURED_MAX:
+        raise Declined(
+            f"{source} has {CAPTURED_MAX} captured secrets, which are all that it may have; "
+            f"forget one with `receiver sources forget`"
+        )
+    captured.arm(tx, source, tx.now_ms + minutes * 60_000, by.actor)
+    _write_down(tx, by, "sources arm", target_of_source(source), minutes=minutes)
+
+
+def disarm(tx: Tx, source: str, by: By) -> None:
+    """Await nothing any more. Raises Declined where nothing was awaited."""
+    if not captured.disarm(tx, source):
+        raise Declined(f"{source} is not armed: there is nothing to take back")
+    _write_down(tx, by, "sources disarm", target_of_source(source))
+
+
+def forget(tx: Tx, source: str, number: int, by: By) -> None:
+    """Accept nothing more that is signed with a captured secret. Raises Absent."""
+    known = next((one for one in captured.listed(tx).get(source, ()) if one.id == number), None)
+    if known is None:
+        raise Absent(f"{source} has no captured secret {number}")
+    captured.forget(tx, number)
+    _write_down(
+        tx,
+        by,
+        "sources forget",
+        target_of_source(source),
+        secret=reference(number),
+        captured_ms=known.captured_ms,
+        address=known.address,
+    )
 
 
 def _write_down(tx: Tx, by: By, action: str, target: str, **detail: object) -> None:

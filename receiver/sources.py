@@ -7,12 +7,14 @@ from pathlib import Path
 import msgspec
 
 from receiver import console, duties
+from receiver.captures import reference, secrets_of
 from receiver.config import ConfigError, Rule, Settings, Source, build, read
 from receiver.destinations import Destination
 from receiver.presets import Part, Scheme
 from receiver.shown import times
 from receiver.verify import Contract, Secret
-from store import inbox, rejections, secrets
+from store import captured, inbox, rejections, secrets
+from store.captured import Armed, Captured
 from store.database import Snapshot
 from store.rejections import Rejection
 from store.secrets import SecretUse
@@ -26,11 +28,16 @@ IDLE_MS = 86_400_000
 
 
 class Last(msgspec.Struct, frozen=True):
-    """The newest event, in UTC milliseconds; what was refused, the newest reason first; uses."""
+    """The newest event, in UTC milliseconds; what was refused, the newest reason first; uses.
+
+    Also until when a secret is awaited, and those that were handed over.
+    """
 
     event_ms: int | None = None
     rejections: Sequence[Rejection] = ()
     secrets: Sequence[SecretUse] = ()
+    armed: Armed | None = None
+    captured: Sequence[Captured] = ()
 
     def use_of(self, secret: Secret) -> SecretUse | None:
         """When it last proved a delivery of the source."""
@@ -42,6 +49,8 @@ def last(snapshot: Snapshot, source: str) -> Last:
         inbox.latest(snapshot, source),
         rejections.of_source(snapshot, source),
         [one for one in secrets.last_used(snapshot) if one.source == source],
+        captured.armed(snapshot).get(source),
+        captured.listed(snapshot).get(source, ()),
     )
 
 
@@ -147,7 +156,9 @@ def described(settings: Settings, source: Source, recent: Last) -> dict[str, obj
         "gzip": source.body_gzip,
         "allow_ips": [str(network) for network in source.allow_ips],
         "signatures": [signed_by(scheme) for scheme in contract.preset.schemes],
-        "secrets": [_described_secret(secret, recent) for secret in contract.secrets],
+        "secrets": [_described_secret(secret, recent) for secret in _secrets(source, recent)],
+        "captured": [described_captured(one) for one in recent.captured],
+        "armed_until": console.rfc3339(None if recent.armed is None else recent.armed.until_ms),
         "rules": [
             {
                 "operation": rule.operation,
@@ -188,7 +199,12 @@ def fields(
         ("scheme", source.scheme),
         *(("signature", signed_by(scheme)) for scheme in contract.preset.schemes),
         ("tolerance", None if tolerance is None else f"{tolerance:g} s, in both directions"),
-        *(("secret", _secret(source, secret, recent, now_ms)) for secret in contract.secrets),
+        *(
+            ("secret", _secret(source, secret, recent, now_ms))
+            for secret in _secrets(source, recent)
+        ),
+        *(("captured", captured_words(one, now_ms)) for one in recent.captured),
+        ("armed", _armed(source, recent.armed, now_ms)),
         ("identity", contract.identity),
         ("account", contract.account),
         ("mode", _mode(source)),
@@ -205,6 +221,37 @@ def fields(
         *(("rejected", _rejection(one, now_ms)) for one in recent.rejections),
         ("rejected", None if recent.rejections else "nothing"),
     ]
+
+
+def described_captured(one: Captured) -> dict[str, object]:
+    """What `--json` prints of a captured secret; never the secret."""
+    return {
+        "number": one.id,
+        "secret": reference(one.id),
+        "captured_at": console.rfc3339(one.captured_ms),
+        "address": one.address,
+        "request_id": one.request_id,
+    }
+
+
+def captured_words(one: Captured, now_ms: int) -> str:
+    when = console.moment(one.captured_ms, now_ms)
+    return f"{reference(one.id)}: {when}, handed over by {one.address} in {one.request_id}"
+
+
+def _armed(source: Source, armed: Armed | None, now_ms: int) -> str | None:
+    if not source.contract.preset.captures:
+        return None
+    if armed is None or not armed.is_open(now_ms):
+        return "no: a handshake that brings a new secret is refused"
+    return (
+        f"until {console.moment(armed.until_ms, now_ms)}, by {armed.actor}: "
+        "the first handshake is taken, whoever sends it"
+    )
+
+
+def _secrets(source: Source, recent: Last) -> tuple[Secret, ...]:
+    return (*source.contract.secrets, *secrets_of(recent.captured))
 
 
 def _described_secret(secret: Secret, recent: Last) -> dict[str, object]:

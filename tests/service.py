@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -105,6 +106,11 @@ class Service:
         assert self._server is not None, "a server runs"
         self._server.terminate()
         return self._server.wait(PATIENCE_S)
+
+    def reload(self) -> None:
+        """As `systemctl reload` does."""
+        assert self._server is not None, "a server runs"
+        self._server.send_signal(signal.SIGHUP)
 
     def ended(self) -> int:
         """The exit code of a server that ends by itself."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from receiver.explain import Finding
     from receiver.operate import By
     from receiver.process import Processor
+    from receiver.verify import Contract
     from store.database import Snapshot, Store
 
 # What is slow to import, and every module that needs SQLite or the server, is imported by the
@@ -184,6 +185,18 @@ def source_named(settings: "Settings", name: str) -> "Source":
         return settings.sources[name]
     hint = nearest_or_all(name, settings.sources)
     raise NotFound(f"there is no source {name} in {settings.path}{hint}")
+
+
+def with_captured(settings: "Settings", contract: "Contract") -> "Contract":
+    """The contract with what was captured for its source, as far as the file can be read."""
+    from receiver.captures import complete
+    from store.database import exists
+    from store.errors import StoreError
+
+    if contract.preset.captures and exists(settings.database):
+        with contextlib.suppress(StoreError), reading(settings) as seen:
+            return complete(contract, seen)
+    return contract
 
 
 def read_limited(file: BinaryIO, bytes_max: int) -> bytes:

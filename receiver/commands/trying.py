@@ -1,5 +1,6 @@
 """The commands to try things out: demo, send, verify."""
 
+import json
 import secrets
 import shlex
 import shutil
@@ -26,6 +27,7 @@ from receiver.commands.shared import (
     print_findings,
     read_limited,
     source_named,
+    with_captured,
 )
 
 if TYPE_CHECKING:
@@ -130,7 +132,8 @@ def verify(config: Path, source: str, request_file: BinaryIO, at: int | None, as
     """Judge one stored request offline; nothing is written.
 
     What is refused is explained, as `receiver rejections explain` does. Exit code 0 if it is
-    valid, 1 if not.
+    valid, 1 if not. A handshake is judged as if the source were armed, and its
+    answer is printed.
 
     \b
     Example:
@@ -149,10 +152,11 @@ def verify(config: Path, source: str, request_file: BinaryIO, at: int | None, as
         delivery = parse(text, url=url, received_ms=shared.now_ms() if at is None else at)
     except Malformed as error:
         raise Failure(f"{name_of(request_file)}: {error}", code=USAGE) from error
-    judged = verdict(found.contract, delivery)
+    contract = with_captured(settings, found.contract)
+    judged = verdict(contract, delivery)
     findings: Sequence[Finding] = ()
     if judged.verdict in EXPLAINED:
-        findings = explain(found.contract, delivery, others_with_secrets(settings, found))
+        findings = explain(contract, delivery, others_with_secrets(settings, found))
     tell_verdict(judged, findings, as_json)
     return FINE if judged.verdict in ACCEPTED else FOUND
 
@@ -187,17 +191,34 @@ def described_answer(event_id: str, answer: "Answer") -> dict[str, str | int | N
 
 
 def tell_verdict(judged: "Verdict", findings: Sequence["Finding"], as_json: bool) -> None:
-    from msgspec.structs import asdict
-
-    fields = asdict(judged)
+    fields = described_verdict(judged)
     if as_json:
         why = {"explanation": [finding._asdict() for finding in findings]} if findings else {}
         console.print_json(fields | why)
     else:
+        for name in ("headers", "events"):
+            fields |= {name: json.dumps(fields[name])} if name in fields else {}
         colour = "green" if judged.verdict in ACCEPTED else "red"
         verdict = console.Painted(judged.verdict, colour)
         console.print_fields([*(fields | {"verdict": verdict}).items()])
         print_findings(findings)
+
+
+def described_verdict(judged: "Verdict") -> dict[str, Any]:
+    """What `--json` prints; `status`, `response`, `headers` and `events` where there are any."""
+    told: dict[str, Any] = {
+        "verdict": judged.verdict,
+        "event_id": judged.event_id,
+        "event_type": judged.event_type,
+        "account": judged.account,
+        "reason": judged.reason,
+    }
+    if judged.status is not None:
+        told |= {"status": judged.status, "response": judged.response}
+        told["headers"] = dict(judged.headers or ())
+    if judged.events is not None:
+        told["events"] = [described_verdict(one) for one in judged.events]
+    return told
 
 
 @click.command()
