@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -60,6 +60,19 @@ def split(batch: Batch, body: bytes) -> list[Element]:
     if not found:
         raise NotSplit(f"no list at {' or '.join(map(_text, batch.at))}")
     return elements
+
+
+def wrap(batch: Batch, element: bytes, account: str = "") -> bytes:
+    """A batch of one, as the sender would send it."""
+    document: object = msgspec.Raw(element)
+    for step in reversed(batch.at[0]):
+        document = [document] if step == EACH else {step: document}
+    if batch.account is not None and account:
+        place: Any = document
+        for step in batch.account[:-1]:
+            place = place[0] if step == EACH else place.setdefault(step, {})
+        place[batch.account[-1]] = account
+    return msgspec.json.encode(document)
 
 
 _TOO_MANY = f"a batch of more than {ELEMENTS_MAX} elements is not taken apart"

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from receiver import batch
 from receiver.config import Grant, Link, Record, Reverse, Rule, Settings, Source
 from receiver.extract import Locator, Reading, find, look_up
 from receiver.presets import Preset
@@ -78,6 +79,9 @@ def make(source: Source, wish: Wish, url: str) -> Sample:
     else:
         body = json.dumps(_document(source, wish, event_id), ensure_ascii=False).encode()
     account = source.contract.account or (SHOP if preset.name == "shopify" else "")
+    said = body
+    if preset.batch is not None and not wish.exact:
+        body = batch.wrap(preset.batch, said, account)
     headers = sign(
         preset,
         _key(source),
@@ -88,7 +92,7 @@ def make(source: Source, wish: Wish, url: str) -> Sample:
         account=account,
         url=url,
     )
-    return _sample(preset, headers, body)
+    return msgspec.structs.replace(_sample(preset, headers, said), body=body)
 
 
 def _repeatable(wish: Wish, event_id: str) -> Wish:
@@ -106,6 +110,7 @@ def _check_exact(preset: Preset, wish: Wish) -> None:
 
 
 def _sample(preset: Preset, headers: list[tuple[str, str]], body: bytes) -> Sample:
+    """What a body says, of a batch the one element of it."""
     pairs = [(name.lower().encode(), value.encode()) for name, value in headers]
     reading = Reading(pairs, body, preset.payload, preset.forms)
     event_id = find(reading, preset.event_id, "id").text

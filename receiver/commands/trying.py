@@ -87,11 +87,14 @@ def send(
     Example:
       receiver send stripe invoice.paid --customer cus_1
     """
+    from msgspec.structs import replace
+
     from receiver import samples, sending
     from receiver.sources import url_of, with_secrets
 
     settings = load_settings(config)
     found = with_secrets(source_named(settings, source), config)
+    found = replace(found, contract=with_captured(settings, found.contract))
     if found.contract.livemode and not yes:
         raise Failure(
             f"sources.{source} is live: a sample would change real balances; "
