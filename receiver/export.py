@@ -2,7 +2,7 @@
 
 import base64
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 
 from receiver import shown
@@ -13,8 +13,8 @@ from store.database import Snapshot
 from store.inbox import Row
 from store.operations import Key
 
-#: Rows in memory at a time, and events where their payloads are wanted too.
-PAGE_ROWS, PAGE_PAYLOADS = 1_000, 20
+#: Rows in memory at a time, and bytes of their payloads.
+PAGE_ROWS, PAGE_BYTES = 1_000, 8_388_608
 
 KINDS = ("events", "ledger", "records", "messages", "audit")
 
@@ -40,25 +40,38 @@ def export(reading: Reading, kind: str, since_ms: int | None, *, payload: bool) 
 
 def _events(reading: Reading, since_ms: int | None, payload: bool) -> Objects:
     after = 0
-    limit = PAGE_PAYLOADS if payload else PAGE_ROWS
     while True:
         with reading() as seen:
-            page = inbox.after(seen, after, limit)
-            rows = [row for row in page if row.received_ms >= (since_ms or 0)]
-            bodies = [_body(seen, row) if payload else {} for row in rows]
-        for row, body in zip(rows, bodies, strict=True):
-            yield {"kind": "event"} | shown.event(row) | body
-        if len(page) < limit:
+            page = inbox.after(seen, after, PAGE_ROWS)
+            bodies = _bodies(seen, page) if payload else [{}] * len(page)
+        if not page:
             return
-        after = page[-1].id
+        # Where their payloads are large, a page has fewer.
+        for row, body in zip(page, bodies, strict=False):
+            if row.received_ms >= (since_ms or 0):
+                yield {"kind": "event"} | shown.event(row) | body
+            after = row.id
 
 
-def _body(seen: Snapshot, row: Row) -> dict[str, object]:
-    body = inbox.payload(seen, row.id)
+def _bodies(seen: Snapshot, page: Sequence[Row]) -> list[dict[str, object]]:
+    """The payloads of a page's first events, up to PAGE_BYTES or a little more."""
+    found: list[dict[str, object]] = []
+    size = 0
+    for row in page:
+        body = inbox.payload(seen, row.id)
+        found.append(_body(body))
+        size += len(body or b"")
+        if size > PAGE_BYTES:
+            break
+    return found
+
+
+def _body(body: bytes | None) -> dict[str, object]:
+    if body is None:
+        return {"payload": None}
     try:
-        return {"payload": None if body is None else body.decode()}
+        return {"payload": body.decode()}
     except UnicodeDecodeError:
-        assert body is not None, "nothing can be decoded"
         return {"payload_base64": base64.b64encode(body).decode()}
 
 

@@ -597,7 +597,7 @@ def test_a_replay_says_of_each_event_why_it_was_not_run(world: World, command: C
     ran = command("replay", "evt_1", "evt_2", "--yes")
 
     assert ran.code == 1
-    assert "evt_1  not run: its payload was pruned\nevt_2  done\n" in ran.out
+    assert "evt_1  not run: its payload was pruned or redacted\nevt_2  done\n" in ran.out
     assert world.state("evt_1") == "parked"
 
 

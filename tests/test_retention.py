@@ -298,12 +298,13 @@ def test_an_export_has_each_row_once_over_many_pages(
     world: World, receiver: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("receiver.export.PAGE_ROWS", 3)
+    monkeypatch.setattr("receiver.export.PAGE_BYTES", 300)
     world.link()
     for number in range(10):
         world.invoice(f"evt_{number}", f"in_{number}")
     world.stripe("evt_f", "feedback.created", id="f1", text="fine", rating=5)
 
-    found = receiver("export").objects
+    found = receiver("export", "--payload").objects
 
     kinds = [one["kind"] for one in found]
     assert {kind: kinds.count(kind) for kind in kinds} == {"event": 11, "entry": 10, "record": 1}

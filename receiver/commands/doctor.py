@@ -24,7 +24,7 @@ def doctor(config: Path, offline: bool, as_json: bool) -> int:
 
     \b
     Example:
-      receiver doctor -c /etc/receiver/receiver.toml
+      receiver doctor --offline
     """
     from msgspec import to_builtins
 

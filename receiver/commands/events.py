@@ -128,7 +128,7 @@ def events_show(config: Path, event: str, payload: bool, as_json: bool) -> None:
     print_story(told, config)
     if payload:
         console.say("")
-        for line in lines or ["its payload was pruned"]:
+        for line in lines or ["its payload was pruned or redacted"]:
             console.say(line)
 
 
