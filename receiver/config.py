@@ -12,7 +12,7 @@ from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 import msgspec
 
-from receiver import mail, presets, references, select
+from receiver import api, mail, presets, projection, references, select
 from receiver.destinations import (
     HEADER_NAME,
     RESERVED_HEADERS,
@@ -24,6 +24,8 @@ from receiver.destinations import (
 )
 from receiver.extract import parse_mask
 from receiver.presets import CryptographyMissing, Preset, PresetError, SecretError
+from receiver.projection import Needed
+from receiver.projection import Project as Project
 from receiver.references import References, Unresolved
 from receiver.select import (
     Condition,
@@ -144,11 +146,16 @@ class Backup(msgspec.Struct, frozen=True):
 
 
 class Api(msgspec.Struct, frozen=True):
-    """The sender's API, for reading its current state."""
+    """The sender's API: by which key it is read, and what it is like."""
 
     key: bytes
-    # The sender's own, if None.
-    base_url: str | None = None
+    base_url: str
+    sender: api.SenderApi = api.SenderApi()
+    # Of the API; the sender's own choice, if None.
+    version: str | None = None
+
+    def __repr__(self) -> str:
+        return f"Api({self.base_url!r})"
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -201,7 +208,7 @@ class Call(msgspec.Struct, frozen=True):
     function: str
 
 
-Effect = Grant | Reverse | Link | Record | Sql | Call
+Effect = Grant | Reverse | Link | Record | Project | Sql | Call
 
 
 class Send(msgspec.Struct, frozen=True):
@@ -225,6 +232,8 @@ class Rule(msgspec.Struct, frozen=True):
     send: tuple[Send, ...] = ()
     # The function of the handlers that the worker runs before `call`, outside any transaction.
     prepare: str | None = None
+    # What the rule knows as `_resource`.
+    resource: Needed | None = None
 
     def matches(self, source: str, event_type: str) -> bool:
         return source in self.sources and any(_fits(pattern, event_type) for pattern in self.on)
@@ -246,18 +255,27 @@ class Settings(msgspec.Struct, frozen=True):
     _rules_for: dict[tuple[str, str], tuple[Rule, ...]] = msgspec.field(default_factory=dict)
 
     def rules_for(self, source: str, event_type: str) -> tuple[Rule, ...]:
-        """The rules for events of that type, `link` rules first, then in the file's order."""
+        """The rules for events of that type: those that link, those that project, the others."""
         known = self._rules_for.get((source, event_type))
         if known is not None:
             return known
         matching = [rule for rule in self.rules if rule.matches(source, event_type)]
-        found = tuple(sorted(matching, key=lambda rule: not isinstance(rule.effect, Link)))
+        found = tuple(sorted(matching, key=_turn))
         # Types are the sender's words, so what is remembered of them is bounded.
         if source in self.sources and len(event_type) <= TYPE_CACHED_CHARS_MAX:
             if len(self._rules_for) >= RULES_CACHED_MAX:
                 self._rules_for.clear()
             self._rules_for[source, event_type] = found
         return found
+
+    def projection(self, identity: str, kind: str) -> Project:
+        """How resources of a kind are projected for an identity; raises KeyError."""
+        for rule in self.rules:
+            if isinstance(rule.effect, Project) and rule.effect.kind == kind:
+                names = (self.sources[name] for name in rule.sources if name in self.sources)
+                if any(source.contract.identity == identity for source in names):
+                    return rule.effect
+        raise KeyError(kind)
 
     @property
     def operations(self) -> tuple[str, ...]:
@@ -312,6 +330,11 @@ def read(path: Path) -> dict[str, object]:
         ) from error
 
 
+def _turn(rule: Rule) -> int:
+    """Links and resources are facts, which other rules of the same event may need."""
+    return 0 if isinstance(rule.effect, Link) else 1 if isinstance(rule.effect, Project) else 2
+
+
 def _fits(pattern: str, text: str) -> bool:
     """Whether a text is what the pattern says, where each `*` stands for any characters."""
     first, *rest = pattern.split("*")
@@ -363,6 +386,7 @@ class _Builder:
         _check_identities(self.report, sources)
         _check_modes(self.report, sources, worker)
         _check_sends(self.report, rules)
+        _check_projections(self.report, rules, sources, worker)
         self._check_effects(rules, sources)
         _warn_of_messages(self.report, rules, destinations, worker)
         if self.report.problems:
@@ -472,7 +496,7 @@ class _Builder:
         mode = table.choice("mode", _MODES) if "mode" in table else "sync"
         allow_ips = table.networks("allow_ips")
         body_gzip, keep_rejected = table.boolean("gzip"), table.boolean("keep_rejected")
-        retention, api = _retention(table), self._api(table)
+        retention, reach_by = _retention(table), self._api(table, livemode)
         if preset is None or identity is None or mode is None:
             return None
         _warn_of(table, preset, livemode, url or public_url)
@@ -500,20 +524,30 @@ class _Builder:
             allow_ips=allow_ips,
             public_url=url or public_url,
             retention=retention,
-            api=api,
+            api=reach_by,
             keep_rejected=keep_rejected or False,
         )
 
-    def _api(self, source: Table) -> Api | None:
-        table = source.table("api", ("key", "base_url"))
+    def _api(self, source: Table, livemode: bool | None) -> Api | None:
+        table = source.table("api", ("key", "base_url", "version"))
         if table is None:
             return None
         table.require("key", f"write {references.KINDS}")
-        source.warning("api", "is not used by this version yet")
-        reference = table.text("key")
-        base_url = _url(table, "base_url")
+        sender = _sender_api(source)
+        reference, version = table.text("key"), table.text("version")
+        base_url = _url(table, "base_url") or sender.base_url
+        if base_url is None and "base_url" not in table:
+            table.problem("base_url", "is missing; write the address of the sender's API")
+        if version is not None and sender.version is None:
+            table.problem("version", "can't be asked of this sender; leave it out")
         key = None if reference is None else self._resolved(table.at("key"), reference)
-        return None if key is None else Api(key, base_url)
+        if key is None or base_url is None:
+            return None
+        _check_key(table, sender.mode_of(key), livemode)
+        parts = _split(base_url)
+        if parts is not None:
+            _warn_of_url(table, "base_url", parts, True)
+        return Api(key=key, base_url=base_url, sender=sender, version=version)
 
     def _secrets(self, source: Table, preset: Preset | None) -> tuple[Secret, ...]:
         items = source.items("secrets")
@@ -911,6 +945,25 @@ def _warn_of_names(table: Table, preset: Preset, secrets: Sequence[Secret]) -> N
             )
 
 
+def _sender_api(source: Table) -> api.SenderApi:
+    """What is known of the sender's API; what is wrong with it is said with the scheme."""
+    scheme = source.values.get("scheme")
+    if isinstance(scheme, str) and scheme in presets.names():
+        described: presets.Table = presets.table(scheme)
+    else:
+        described = scheme if isinstance(scheme, dict) else {}
+    return api.parse(described.get("api", {}), lambda key, what: None)
+
+
+def _check_key(table: Table, live: bool | None, livemode: bool | None) -> None:
+    if live is not None and livemode is not None and live is not livemode:
+        table.problem(
+            "key",
+            f"is a key for {'live' if live else 'test'} data, but the source has "
+            f"livemode = {str(livemode).lower()}; use a key of that mode",
+        )
+
+
 def _retention(source: Table) -> Retention:
     table = source.table("retention", ("payload_days", "ignored"))
     if table is None:
@@ -999,6 +1052,7 @@ def _rule(table: Table, declared: Sequence[str], destinations: Sequence[str]) ->
         effect=_effect(table),
         send=_sends(table, destinations),
         prepare=_function(table, "prepare"),
+        resource=projection.read_needed(table),
     )
 
 
@@ -1338,6 +1392,10 @@ def _check_paths(table: Table, rule: Rule, sources: Mapping[str, Source]) -> Non
     for where, path in _late_paths(rule):
         _check_own(table, where, path, known=True)
     keys = [("subject", rule.subject)]
+    if isinstance(rule.effect, Project):
+        keys.append(("project.id", rule.effect.id))
+    if rule.resource is not None:
+        keys.append(("resource.id", rule.resource.id))
     if isinstance(rule.effect, Reverse):
         keys.append(("reverse.subject", rule.effect.subject))
     unsigned = [name for name in rule.sources if name in sources and not _signs_ids(sources[name])]
@@ -1351,7 +1409,11 @@ def _check_paths(table: Table, rule: Rule, sources: Mapping[str, Source]) -> Non
 
 
 def _warn_of_subject(table: Table, rule: Rule) -> None:
-    if len(set(rule.on)) > 1 and rule.subject is None and not isinstance(rule.effect, Link | None):
+    if (
+        len(set(rule.on)) > 1
+        and rule.subject is None
+        and not isinstance(rule.effect, Link | Project | None)
+    ):
         table.warning(
             "subject",
             f"is not set, so each event does this again, and {rule.on[1]} as well as {rule.on[0]}; "
@@ -1364,6 +1426,10 @@ def _check_own(table: Table, where: str, path: select.Path, *, known: bool) -> N
     for name in ("_grant", "_message"):
         if path.uses_own(name):
             table.report.problem(where, f"{name} is not known here; take the value from the event")
+    if path.uses_own("_resource") and "resource" not in table:
+        table.report.problem(
+            where, 'is about a resource; say which with resource = { kind = "...", id = "..." }'
+        )
     if not path.uses_own("_workspace"):
         return
     if not known:
@@ -1383,6 +1449,8 @@ def _early_paths(rule: Rule) -> Iterator[tuple[str, select.Path]]:
     if isinstance(rule.effect, Link):
         yield "link.customer", rule.effect.customer
         yield "link.workspace", rule.effect.workspace
+    if isinstance(rule.effect, Project):
+        yield "project.id", rule.effect.id
 
 
 def _late_paths(rule: Rule) -> Iterator[tuple[str, select.Path]]:
@@ -1436,6 +1504,8 @@ def _check_identities(report: Report, sources: Mapping[str, Source]) -> None:
 def _check_prepare(table: Table, rule: Rule, sources: Mapping[str, Source]) -> None:
     if rule.prepare is None:
         return
+    if rule.resource is not None:
+        table.problem("prepare", "runs before the resource is known; leave one of them out")
     if "call" not in table:
         table.problem("prepare", "hands its result to a function; add call, or leave it out")
     for name in rule.sources:
@@ -1473,6 +1543,65 @@ def _check_sends(report: Report, rules: Mapping[str, Rule]) -> None:
                     "a second message needs a name of its own",
                 )
             first.setdefault((rule.operation, send), where)
+
+
+def _check_projections(
+    report: Report, rules: Mapping[str, Rule], sources: Mapping[str, Source], worker: Worker
+) -> None:
+    first: dict[tuple[str, str], str] = {}
+    for where, rule in rules.items():
+        if not isinstance(rule.effect, Project):
+            continue
+        for identity in _identities(rule, sources):
+            there = first.setdefault((identity, rule.effect.kind), where)
+            if there != where:
+                report.problem(
+                    f"{where}.project.kind",
+                    f"{rule.effect.kind} of {identity} is projected by {there} already; "
+                    "let one rule do it, with a list of paths where they differ",
+                )
+        for name in rule.sources:
+            if name in sources:
+                _check_order(report, f"{where}.project", rule.effect, sources[name], worker)
+    _check_needed(report, rules, sources, first)
+
+
+def _check_needed(
+    report: Report,
+    rules: Mapping[str, Rule],
+    sources: Mapping[str, Source],
+    projected: Collection[tuple[str, str]],
+) -> None:
+    for where, rule in rules.items():
+        for identity in _identities(rule, sources) if rule.resource is not None else ():
+            assert rule.resource is not None, "it was asked for"
+            if (identity, rule.resource.kind) not in projected:
+                kinds = [kind for theirs, kind in projected if theirs == identity]
+                hint = nearest_or_all(rule.resource.kind, kinds)
+                report.problem(
+                    f"{where}.resource.kind",
+                    f"no rule of {identity} projects {rule.resource.kind}{hint}",
+                )
+
+
+def _check_order(
+    report: Report, where: str, project: Project, source: Source, worker: Worker
+) -> None:
+    """Whether there is something by which it can be told which state is the later one."""
+    by = project.by(None if source.api is None else source.api.sender)
+    if by == "rank" and project.created is None:
+        asked = "a path to it in fetch" if source.api else f"api in [sources.{source.name}]"
+        report.problem(
+            where,
+            "events come in any order, so it needs version, the path of a number that only "
+            f"grows; or {asked}; or created and terminal, a ranking",
+        )
+    if by == "fetch" and worker.run == "off":
+        report.problem(
+            where,
+            'is fetched by the worker, but worker.run is "off"; turn it on, or set created and '
+            f"terminal, and remove api from [sources.{source.name}]",
+        )
 
 
 def _warn_of_messages(
@@ -1596,13 +1725,14 @@ _EFFECTS = {
     "reverse": _reverse,
     "link": _link,
     "record": _record,
+    "project": projection.read,
     "sql": _sql,
     "call": _call,
 }
 _RULE_KEYS = (
     *("operation", "source", "on", "when", "expect", "subject", "customer"),
     *_EFFECTS,
-    *("send", "prepare"),
+    *("send", "prepare", "resource"),
 )
 _HOST = re.compile(r"[A-Za-z0-9.:%_-]+", re.ASCII)
 _REFERENCES = ("env", "file", "credential")

@@ -24,6 +24,8 @@ def listed(settings: Settings) -> Iterator[str]:
     for source in settings.sources.values():
         if source.mode == "queued":
             yield f"queued source {source.name}"
+        if source.api is not None:
+            yield f"source {source.name}: reads {_host_of(source.api.base_url)}"
     for destination in settings.destinations.values():
         yield f"destination {destination.name}: {place_of(destination)}"
 

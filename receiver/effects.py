@@ -1,10 +1,15 @@
 """The business changes themselves: claim the key, and only if that is new, make the change."""
 
+import hashlib
+
+from receiver import projection
+from receiver.projection import By, Project
 from receiver.said import Park, Quarantine
 from receiver.select import Unjudgeable, key_text
-from store import ledger, links, operations, records
+from store import conflicts, ledger, links, operations, records, resources
 from store.database import Snapshot, Tx
 from store.operations import Claim, Key
+from store.resources import Name, Seen
 from store.schema import AMOUNT_MAX
 
 
@@ -68,6 +73,61 @@ def link(tx: Tx, source: str, account: str, customer: str, workspace: str) -> bo
             "only the operator re-points a link (`receiver links add --repoint`)"
         )
     return False
+
+
+def project(
+    tx: Tx,
+    name: Name,
+    seen: Seen,
+    what: Project,
+    by: By,
+    *,
+    event: int | None,
+    fetched_through: int | None = None,
+    mend: bool = False,
+) -> bool:
+    """Bring what is known of a resource up to what an event or a fetch says; True if it changed.
+
+    State, not an operation: it may be told again, and the order in which it is told does not
+    matter. With `mend` the operator takes what was fetched, whatever was known.
+    """
+    known = resources.find(tx, name)
+    verdict = projection.judge(None if mend else known, seen, what, by)
+    fetched = fetched_through is not None
+    if verdict.takes:
+        came_from = "fetch" if fetched else "event"
+        row = resources.put(
+            tx, name, seen, came_from=came_from, event=event, fetched_through=fetched_through
+        )
+        conflicts.supersede(tx, row)
+    else:
+        assert known is not None, "what is not known yet is taken"
+        row = known.id
+        if fetched and not verdict.contested:
+            conflicts.supersede(tx, row)
+        if fetched:
+            resources.confirm(tx, row, fetched_through)
+    if verdict.contested and known is not None:
+        loser, told_by = (known.seen, known.event) if verdict.takes else (seen, event)
+        _contest(tx, row, loser, told_by or event)
+    return verdict.takes
+
+
+def _contest(tx: Tx, resource: int, loser: Seen, event: int | None) -> None:
+    if event is None:
+        # A fetch that nobody's event asked for: it can be asked for again.
+        return
+    body = projection.content_of(loser)
+    conflicts.add(
+        tx,
+        event,
+        content_sha256=hashlib.sha256(body).digest(),
+        body=body,
+        content_type="json",
+        received_ms=tx.now_ms,
+        request_id="",
+        resource=resource,
+    )
 
 
 def begin(tx: Tx, key: Key, kind: str, workspace: str | None, event: int | None) -> bool:

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar, cast
 
 import msgspec
 
-from receiver import batch, handshakes, replies
+from receiver import api, batch, handshakes, replies
 from receiver.batch import Batch
 from receiver.extract import Locator, parse_locator, parse_mask
 from receiver.handshakes import Rule
@@ -66,6 +66,7 @@ Table = Mapping[str, object]
 #   deadline_s      how long it waits for an answer
 #   retry, recover  when it sends again by itself, and how to get what never came
 #   notes           what else the operator should know
+# And under `api`, what receiver/api.py says of the sender's API.
 HMACS = ("sha256", "sha1", "sha512")
 PUBLIC_KEYS = ("ed25519", "ecdsa-p256-sha256")
 # The secret itself is sent, so nothing of the delivery is signed.
@@ -79,7 +80,7 @@ _SCHEME_KEYS = (
 _SENDER_KEYS = (
     *("event_id", "event_type", "account", "event_time", "livemode", "key", "payload", "volatile"),
     *("title", "docs", "secret_shape", "deadline_s", "retry", "recover", "notes"),
-    *("handshakes", "batch", "batch_account", "batch_signed", "statuses"),
+    *("handshakes", "batch", "batch_account", "batch_signed", "statuses", "api"),
 )
 
 # Read this way, they are found in a zip and in a single file too.
@@ -270,6 +271,8 @@ def parse(table: Table, name: str = "custom") -> Preset:
         sender.attempt("volatile", parse_mask, path)
     told = _told(sender, name)
     talk = _talk(sender, schemes, places["event_id"])
+    if "api" in table:
+        api.parse(table["api"], sender.fail)
     if sender.problems:
         raise PresetError(sender.problems)
     sources = [at for key in _PLACES for one in places[key] for at in one.places]

@@ -15,12 +15,13 @@ from receiver.logs import FIELD_CHARS_MAX, log
 from receiver.said import Park, Quarantine
 from receiver.select import Unjudgeable
 from receiver.verify import Event, canonical, reread
-from store import attempts, conflicts, deliveries, forgotten, inbox, names, parked
+from store import attempts, conflicts, deliveries, fetches, forgotten, inbox, names, parked
 from store.database import Job, Snapshot, Tx
 from store.errors import TransactionLost, Unavailable
 from store.inbox import Row
 from store.operations import Key
 from store.parked import Fact
+from store.resources import Name
 
 #: Due events applied in one go, each in its own savepoint.
 DUE_MAX = 100
@@ -48,7 +49,8 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class Verdict(NamedTuple):
-    """The state an event gets, and why; `fact` is what a parked one waits for.
+    """The state an event gets, and why; `fact` is what a parked one waits for, and `fetch_by`
+    the source whose API brings it.
 
     With a `failure`, in words, the attempt failed, and the state is yet to be decided.
     """
@@ -58,6 +60,7 @@ class Verdict(NamedTuple):
     fact: Fact | None = None
     failure: str | None = None
     keys: tuple[Key, ...] = ()
+    fetch_by: str | None = None
 
 
 class Prepared(NamedTuple):
@@ -305,10 +308,11 @@ class Processor:
             self.handlers,
             self.settings.destinations,
             this.prepared.results,
+            self.settings,
         )
         try:
             with tx.attempt:
-                applied = self._apply_rules(tx, case)
+                ignored = self._apply_rules(tx, case)
         except (Park, Quarantine, Unjudgeable) as said:
             return _said(event, said)
         except (TransactionLost, Unavailable):
@@ -316,13 +320,9 @@ class Processor:
         except BaseException as error:
             # The founder's code may raise anything, and none of it may cost the event.
             return _failure(event, this.row, error, case.begun[-1])
-        if not applied:
-            return Verdict("ignored", self._why_ignored(event))
+        if ignored is not None:
+            return Verdict("ignored", ignored)
         return Verdict("done", keys=tuple(case.keys))
-
-    def _why_ignored(self, event: Event) -> str:
-        matching = self.settings.rules_for(event.source, event.type)
-        return rules.why_none_applied(matching, event.type, rules.scope_of(event))
 
     def _end(self, tx: Tx, this: Try, verdict: Verdict) -> Outcome:
         """Write down how an attempt ended."""
@@ -332,6 +332,9 @@ class Processor:
         inbox.settle(tx, this.row, verdict.state, reason, answer=this.answer(verdict.state))
         if verdict.fact is not None:
             parked.wait(tx, this.row, verdict.fact)
+        if verdict.fact is not None and verdict.fetch_by is not None:
+            # Not with the event's own changes, which are undone until it is here.
+            fetches.want(tx, _resource_of(verdict.fact), verdict.fetch_by, this.row)
         if this.leased:
             attempts.finish(tx, this.number, verdict.state, reason, event=this.row)
         return Outcome(verdict.state, row=this.row, keys=verdict.keys)
@@ -355,13 +358,19 @@ class Processor:
         inbox.fail(tx, this.row, this.number, words, at_ms, answer=this.answer("pending"))
         return Outcome("pending", row=this.row)
 
-    def _apply_rules(self, tx: Tx, case: rules.Case) -> bool:
-        scope = rules.scope_of(case.event)
-        applied = False
-        for rule in self.settings.rules_for(case.event.source, case.event.type):
+    def _apply_rules(self, tx: Tx, case: rules.Case) -> str | None:
+        """Why the event is ignored, or None."""
+        event, scope = case.event, rules.scope_of(case.event)
+        matching = self.settings.rules_for(event.source, event.type)
+        unmet: list[str] = []
+        for rule in matching:
             case.begun.append(rule.operation)
-            applied = rules.apply(tx, rule, case, scope) or applied
-        return applied
+            words = rules.apply(tx, rule, case, scope)
+            if words is not None:
+                unmet.append(f"{rule.operation}: {words}")
+        if not matching:
+            return rules.why_none_applied(matching, event.type, scope)
+        return rules.none_applied(unmet) if len(unmet) == len(matching) else None
 
 
 def stored_event(snapshot: Snapshot, settings: Settings, known: Row) -> Event:
@@ -512,12 +521,21 @@ def _keep_conflict(
 
 
 def _said(event: Event, said: Park | Quarantine | Unjudgeable) -> Verdict:
+    if isinstance(said, rules.Unfetched):
+        return Verdict("parked", words_of(said), _fact(event, said), fetch_by=said.fetch_by)
     if isinstance(said, Park):
         return Verdict("parked", words_of(said), _fact(event, said))
     return Verdict("quarantined", words_of(said))
 
 
+def _resource_of(fact: Fact) -> Name:
+    return Name(fact.source, fact.account, fact.operation, fact.key)
+
+
 def _fact(event: Event, park: Park) -> Fact:
+    if isinstance(park, rules.Unfetched):
+        source, account, kind, resource_id = park.name
+        return Fact("resource", source, account, resource_id, kind)
     if park.customer is not None:
         return Fact("link", event.identity, event.account, park.customer)
     if park.subject is not None and park.operation is not None:

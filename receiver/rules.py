@@ -4,12 +4,13 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from receiver import effects
+from receiver import api, effects, projection
 from receiver.config import (
     Call,
     Effect,
     Grant,
     Link,
+    Project,
     Record,
     Reverse,
     Rule,
@@ -19,13 +20,15 @@ from receiver.config import (
 )
 from receiver.destinations import Destination, render
 from receiver.handlers import Handlers
+from receiver.projection import Needed
 from receiver.said import Park, Quarantine
-from receiver.select import Path, Scope, Unjudgeable, key_text
+from receiver.select import Condition, Path, Scope, Unjudgeable, key_text
 from receiver.verify import Event
-from store import founder, ledger, links, operations, outbox
+from store import fetches, founder, ledger, links, operations, outbox, resources
 from store.database import Snapshot, Tx
 from store.operations import Key
 from store.outbox import Message
+from store.resources import Name, Resource
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -37,9 +40,30 @@ class Case(msgspec.Struct, frozen=True):
     handlers: Handlers
     destinations: Mapping[str, Destination]
     prepared: Mapping[str, object]
+    settings: Settings
     #: The operations that were begun, and their keys, for whoever tells of the event.
     begun: list[str] = msgspec.field(default_factory=list)
     keys: list[Key] = msgspec.field(default_factory=list)
+    #: The resources that this event has asked to be fetched, so far.
+    hinted: set[Name] = msgspec.field(default_factory=set)
+
+    @property
+    def sender(self) -> api.SenderApi | None:
+        """How to read from the event's sender, if a key is configured."""
+        reach_by = self.settings.sources[self.event.source].api
+        return None if reach_by is None else reach_by.sender
+
+
+class Unfetched(Park):
+    """The state of a resource is needed, and not known, or not since the event came.
+
+    `fetch_by` is the source whose API is to be asked; None: another event brings it.
+    """
+
+    def __init__(self, reason: str, name: Name, fetch_by: str | None) -> None:
+        super().__init__(reason)
+        self.name = name
+        self.fetch_by = fetch_by
 
 
 def scope_of(event: Event) -> Scope:
@@ -54,21 +78,22 @@ def scope_of(event: Event) -> Scope:
     return Scope(event.document, {"_event": about})
 
 
-def apply(tx: Tx, rule: Rule, case: Case, scope: Scope) -> bool:
-    """Make the rule's change, once; False if its `when` is not met.
+def apply(tx: Tx, rule: Rule, case: Case, scope: Scope) -> str | None:
+    """Make the rule's change, once; in words what is not met, if `when` is not.
 
     Raises Park, Quarantine or Unjudgeable, or whatever a handler raises: then the caller
     undoes everything that the event has done.
     """
-    if rule.when is not None and not rule.when.holds(scope):
-        return False
+    unmet = _unmet(tx, rule, case, scope)
+    if unmet is not None:
+        return unmet
     if rule.expect is not None:
         unmet = rule.expect.unmet(scope)
         if unmet is not None:
             raise Quarantine(unmet)
     if isinstance(rule.effect, Link):
         _link(tx, rule.effect, case, scope)
-        return True
+        return None
     event = case.event
     key = Key(event.identity, event.account, subject_of(rule, event, scope), rule.operation)
     case.keys.append(key)
@@ -79,7 +104,57 @@ def apply(tx: Tx, rule: Rule, case: Case, scope: Scope) -> bool:
         scope.own["_grant"] = _granted(tx, key)
         for send in rule.send:
             _owe(tx, case, scope, key, send.to, send.name, workspace)
-    return True
+    return None
+
+
+def _unmet(tx: Tx, rule: Rule, case: Case, scope: Scope) -> str | None:
+    """What of `when` does not hold; the resource is only asked for where the rest does."""
+    scope.own.pop("_resource", None)
+    if rule.resource is not None:
+        early = None if rule.when is None else _without_resource(rule.when).unmet(scope)
+        if early is not None:
+            return early
+        scope.own["_resource"] = _resource(tx, rule.resource, case, scope)
+    return None if rule.when is None else rule.when.unmet(scope)
+
+
+def _without_resource(when: Condition) -> Condition:
+    return Condition(tuple(one for one in when.comparisons if not one.path.uses_own("_resource")))
+
+
+def _resource(tx: Tx, needed: Needed, case: Case, scope: Scope) -> dict[str, object] | None:
+    """What a rule knows as `_resource`; None if the event names none. Raises Unfetched."""
+    if needed.id.value(scope) is None:
+        return None
+    event = case.event
+    name = Name(event.identity, event.account, needed.kind, projection.id_of(needed.id, scope))
+    what = case.settings.projection(event.identity, needed.kind)
+    path = what.path_by(case.sender)
+    known = resources.find(tx, name)
+    asked = what.by(case.sender) == "fetch" or name in case.hinted
+    if known is None or (asked and not _is_fetched(known, case)):
+        reason = f"the state of {needed.kind} {name.resource_id} is not known since it came"
+        raise Unfetched(reason, name, None if path is None else event.source)
+    return known_as(known)
+
+
+def known_as(known: Resource) -> dict[str, object]:
+    """A resource as rules and texts see it."""
+    return {
+        "kind": known.kind,
+        "id": known.resource_id,
+        "state": known.state,
+        "fields": msgspec.json.decode(known.fields),
+        "version": known.version,
+        "terminal": known.terminal,
+        "deleted": known.deleted,
+        "contested": known.contested,
+    }
+
+
+def _is_fetched(known: Resource, case: Case) -> bool:
+    """Whether it was read from the sender after the event had come."""
+    return known.fetched_through is not None and known.fetched_through >= case.row
 
 
 def prepare(rules: Sequence[Rule], event: Event, handlers: Handlers) -> dict[str, object]:
@@ -96,8 +171,21 @@ def why_none_applied(matching: Sequence[Rule], event_type: str, scope: Scope) ->
     """Why an event was ignored, where `matching` are the rules for its type."""
     if not matching:
         return f"no rule for {event_type}"
-    unmet = ((rule.operation, rule.when and rule.when.unmet(scope)) for rule in matching)
-    return f"no rule applied: {'; '.join(f'{name}: {words}' for name, words in unmet if words)}"
+    unmet = ((rule.operation, rule.when and _words(rule.when, scope)) for rule in matching)
+    return none_applied([f"{name}: {words}" for name, words in unmet if words])
+
+
+def _words(when: Condition, scope: Scope) -> str | None:
+    try:
+        return when.unmet(scope)
+    except Unjudgeable as error:
+        # It is about a resource, which is not known here.
+        return str(error)
+
+
+def none_applied(unmet: Sequence[str]) -> str:
+    """The same, in the words that each rule gave."""
+    return f"no rule applied: {'; '.join(unmet)}"
 
 
 def subject_of(rule: Rule, event: Event, scope: Scope) -> str:
@@ -177,10 +265,35 @@ def _make(
         return effects.record(tx, key, effect.kind, workspace, data, case.row)
     if isinstance(effect, Sql):
         return effects.begin(tx, key, "sql", workspace, case.row) and _execute(tx, effect, scope)
+    if isinstance(effect, Project):
+        _project(tx, effect, case, scope)
+        return effects.begin(tx, key, "project", workspace, case.row)
     assert isinstance(effect, Call), "links are made before the claim, and nothing else is left"
     return effects.begin(tx, key, "call", workspace, case.row) and _call(
         tx, effect, case, scope, key, workspace, prepared
     )
+
+
+def _project(tx: Tx, effect: Project, case: Case, scope: Scope) -> None:
+    """Take what the event says of its resource, or have that fetched."""
+    event = case.event
+    name = Name(event.identity, event.account, effect.kind, projection.id_of(effect.id, scope))
+    by = effect.by(case.sender)
+    seen = None if by == "fetch" else projection.seen_in_event(effect, scope)
+    if seen is not None:
+        effects.project(tx, name, seen, effect, by, event=case.row)
+        return
+    if effect.path_by(case.sender) is None:
+        where = "the event" if effect.object is None else effect.object.text
+        raise Quarantine(
+            f"{where} has no {effect.kind}, and it can't be fetched: "
+            f"set api in [sources.{event.source}], then replay"
+        )
+    case.hinted.add(name)
+    known = resources.find(tx, name)
+    # A replay: it was asked for already, and answered.
+    if known is None or not _is_fetched(known, case):
+        fetches.want(tx, name, event.source, case.row)
 
 
 def _execute(tx: Tx, effect: Sql, scope: Scope) -> bool:

@@ -26,10 +26,15 @@ TEMPLATE_DEPTH_MAX = 32
 SHOWN_CHARS_MAX = 60
 
 # These names are ours at the top of a document, whether or not they have a value yet.
-RESERVED = frozenset({"_event", "_workspace", "_grant", "_message"})
-# What `_event` says, and which of our names a rule may take.
+RESERVED = frozenset({"_event", "_workspace", "_resource", "_grant", "_message"})
+# What `_event` and `_resource` say, and which of our names a rule may take.
 EVENT_FIELDS = ("source", "account", "id", "type", "received_ms")
-_OFFERED = ("_event", "_workspace")
+RESOURCE_FIELDS = (
+    *("kind", "id", "state", "fields", "version"),
+    *("terminal", "deleted", "contested"),
+)
+_OWN_FIELDS = {"_event": EVENT_FIELDS, "_resource": RESOURCE_FIELDS}
+_OFFERED = ("_event", "_workspace", "_resource")
 
 OPERATORS = ("eq", "ne", "gt", "ge", "lt", "le", "in", "exists", "matches")
 
@@ -382,9 +387,10 @@ def _check_own_names(tree: Node) -> None:
                 f"{_cut(name)} is none of our names{nearest_or_all(name, _OFFERED)}; "
                 f"a field of the body that is called so is written @.{_cut(name)}"
             )
-        field = following[0] if following else EVENT_FIELDS[0]
-        if name == "_event" and field not in EVENT_FIELDS:
-            raise ValueError(f"_event has no {_cut(field)}{nearest_or_all(field, EVENT_FIELDS)}")
+        known = _OWN_FIELDS.get(name)
+        if known is not None and following and following[0] not in known:
+            hint = nearest_or_all(following[0], known)
+            raise ValueError(f"{name} has no {_cut(following[0])}{hint}")
 
 
 def _looked_up_at_root(tree: Node) -> Iterator[tuple[str, ...]]:

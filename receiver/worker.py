@@ -8,15 +8,19 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple, Protocol, TypeVar
 
-from receiver import dispatch, process
-from receiver.destinations import Destination, Later, Result, Senders, Unknown, one_line
+from receiver import dispatch, fetching, process
+from receiver.client import Client, Reply
+from receiver.config import Source
+from receiver.destinations import Destination, Later, Never, Result, Senders, Unknown, one_line
 from receiver.dispatch import LEASE_SPARE_S, Leased
 from receiver.handlers import place_of
 from receiver.logs import log, trail_of
 from receiver.process import UNPREPARED, NotReplayable, Outcome, Prepared, Processor
-from store import attempts, inbox, outbox
+from receiver.select import Unjudgeable
+from store import attempts, fetches, inbox, outbox
 from store.database import Snapshot, Tx
 from store.errors import Unavailable
+from store.fetches import Fetch
 from store.inbox import Row
 
 T = TypeVar("T")
@@ -62,6 +66,7 @@ class Worker:
         settings = self.processor().settings
         wanted: list[Group] = [Events(self)]
         wanted += [Messages(self, name) for name in settings.destinations]
+        wanted += [Fetches(self, one.name) for one in settings.sources.values() if one.api]
         new = {group.name: group for group in wanted if group.name not in self._groups}
         # Not changed in place: other threads go through it.
         self._groups = self._groups | new
@@ -86,11 +91,13 @@ class Worker:
         if left:
             log.warning("still at work, left to their leases", threads=tuple(left))
         self.senders.close()
+        for group in self._groups.values():
+            group.close()
 
     def ahead_ms(self) -> int:
         """A due time further ahead than this was written before the clock was set back."""
         settings = self.processor().settings
-        longest_s: list[float] = [settings.worker.backoff_max_s, EVENT_LEASE_S]
+        longest_s = [settings.worker.backoff_max_s, EVENT_LEASE_S, fetching.LEASE_S]
         longest_s += [one.timeout_s + LEASE_SPARE_S for one in settings.destinations.values()]
         return int(max(longest_s) * 1000)
 
@@ -160,6 +167,9 @@ class Group:
     def step(self, owner: str) -> float | None:
         """Do one piece of work; how long to sleep then, None until woken."""
         raise NotImplementedError
+
+    def close(self) -> None:
+        """Give up what is kept open between two pieces of work."""
 
     def write_surely(
         self,
@@ -257,19 +267,39 @@ class Events(Group):
         )
 
 
-class Messages(Group):
+class Outward(Group):
+    """Talks to one other side; while that can't be reached, all its work waits."""
+
+    def __init__(self, worker: Worker) -> None:
+        super().__init__(worker)
+        self._pause_s = 0.0
+        self._paused_until = 0.0
+
+    def paused_s(self) -> float:
+        return self._paused_until - time.monotonic()
+
+    def note(self, result: object) -> None:
+        """What can't be reached is left alone for all that is owed, which keeps its attempts."""
+        if isinstance(result, Later) and result.unreachable:
+            asked_s = min(result.retry_after_s or 0.0, UNREACHABLE_MAX_S)
+            longer_s = max(UNREACHABLE_FIRST_S, self._pause_s * 2, asked_s)
+            self._pause_s = min(longer_s, UNREACHABLE_MAX_S)
+            self._paused_until = time.monotonic() + self._pause_s
+        else:
+            self._pause_s = 0.0
+
+
+class Messages(Outward):
     """Sends what is owed to one destination."""
 
     def __init__(self, worker: Worker, destination: str) -> None:
         super().__init__(worker)
         self.name = f"to-{destination}"
         self._destination = destination
-        self._pause_s = 0.0
-        self._paused_until = 0.0
 
     def due_ms(self, snapshot: Snapshot) -> int | None:
         known = self._destination in self.worker.processor().settings.destinations
-        if not known or self._paused_s() > 0:
+        if not known or self.paused_s() > 0:
             return None
         return outbox.due_ms(snapshot, self._destination)
 
@@ -279,7 +309,7 @@ class Messages(Group):
         if destination is None:
             # A reload took it away; what is owed to it waits for it to come back.
             return None
-        paused_s = self._paused_s()
+        paused_s = self.paused_s()
         if paused_s > 0:
             return paused_s
         leased = worker.write(
@@ -296,7 +326,7 @@ class Messages(Group):
         started = time.perf_counter()
         result = self._send(destination, leased)
         _log_send(leased, result, started)
-        self._note(result)
+        self.note(result)
         settle = functools.partial(
             dispatch.settle,
             processor=worker.processor(),
@@ -318,16 +348,78 @@ class Messages(Group):
             why = f"sending it to this {type(destination).__name__} failed inside Receiver"
             return Unknown(one_line(f"{why}{process.failure_of(error)}"))
 
-    def _paused_s(self) -> float:
-        return self._paused_until - time.monotonic()
 
-    def _note(self, result: Result) -> None:
-        """What can't be reached is left alone for all its messages, which keep their attempts."""
-        if isinstance(result, Later) and result.unreachable:
-            self._pause_s = min(max(UNREACHABLE_FIRST_S, self._pause_s * 2), UNREACHABLE_MAX_S)
-            self._paused_until = time.monotonic() + self._pause_s
-        else:
-            self._pause_s = 0.0
+class Fetches(Outward):
+    """Reads from one source's API the state of what its events have told of."""
+
+    def __init__(self, worker: Worker, source: str) -> None:
+        super().__init__(worker)
+        self.name = f"from-{source}"
+        self._source = source
+        self._client: Client | None = None
+
+    def due_ms(self, snapshot: Snapshot) -> int | None:
+        source = self.worker.processor().settings.sources.get(self._source)
+        if source is None or source.api is None or self.paused_s() > 0:
+            return None
+        return fetches.due_ms(snapshot, self._source)
+
+    def step(self, owner: str) -> float | None:
+        worker, processor = self.worker, self.worker.processor()
+        source = processor.settings.sources.get(self._source)
+        if source is None or source.api is None:
+            # A reload took it away; what is owed waits for it to come back.
+            return None
+        paused_s = self.paused_s()
+        if paused_s > 0:
+            return paused_s
+        leased = worker.write(
+            functools.partial(
+                fetching.lease,
+                worker=processor.settings.worker,
+                endpoint=self._source,
+                owner=owner,
+                ahead_ms=worker.ahead_ms(),
+            )
+        )
+        if not isinstance(leased, Fetch):
+            return worker.seconds_until(leased)
+        started = time.perf_counter()
+        reply = self._read(processor, leased)
+        _log_fetch(leased, reply, started)
+        self.note(reply)
+        settle = functools.partial(
+            fetching.settle, processor=worker.processor(), leased=leased, reply=reply
+        )
+        self.write_surely(settle, for_s=fetching.LEASE_S)
+        return 0
+
+    def _read(self, processor: Processor, leased: Fetch) -> Reply:
+        try:
+            plan = fetching.plan(processor, self._source, leased.name)
+            client = self._client_for(plan.source)
+            return fetching.read(client, leased, plan.path, self.worker.clock())
+        except (fetching.NotFetchable, Unjudgeable) as error:
+            return Never(str(error))
+        except Exception as error:
+            # A fault of ours ends the attempt like any other: it is counted, and bounded.
+            _log_unexpected(error, resource=str(leased.name))
+            why = f"reading it failed inside Receiver{process.failure_of(error)}"
+            return Later(one_line(why))
+
+    def _client_for(self, source: Source) -> Client:
+        """The client for the API as it is configured now; a reload may have changed the key."""
+        client = self._client
+        if client is None or client.api != source.api:
+            assert source.api is not None, "what has none is not fetched by it"
+            if client is not None:
+                client.close()
+            client = self._client = Client(source.api, source.contract.livemode)
+        return client
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.close()
 
 
 def _lease(tx: Tx, *, owner: str, ahead_ms: int, attempts_max: int) -> Taken | int | None:
@@ -382,6 +474,17 @@ def _log_send(leased: Leased, result: Result, started: float) -> None:
         correlation=dispatch.correlation_of(message),
         attempt=leased.attempt,
         outcome=dispatch.OUTCOMES[type(result)],
+        ms=_ms_since(started),
+    )
+
+
+def _log_fetch(leased: Fetch, reply: Reply, started: float) -> None:
+    log.info(
+        "fetch",
+        source=leased.endpoint,
+        resource=str(leased.name),
+        attempt=leased.attempts,
+        outcome=fetching.OUTCOMES[type(reply)],
         ms=_ms_since(started),
     )
 

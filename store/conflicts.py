@@ -20,9 +20,13 @@ class Conflict:
     deliveries: int
     request_id: str
     resolved_ms: int | None
+    #: What would be projected of this resource, instead of a delivery's content.
+    resource: int | None
 
 
-_COLUMNS = "id, event, body, content_type, received_ms, deliveries, request_id, resolved_ms"
+_COLUMNS = """
+    id, event, body, content_type, received_ms, deliveries, request_id, resolved_ms, resource
+"""
 
 
 def add(
@@ -34,6 +38,7 @@ def add(
     content_type: str,
     received_ms: int,
     request_id: str,
+    resource: int | None = None,
 ) -> None:
     """Keep a content, or count one more delivery of it."""
     kept = tx.db.execute("select count(*) from receiver_conflicts where event = ?", (event,)).get
@@ -42,11 +47,11 @@ def add(
     tx.db.execute(
         """
         insert into receiver_conflicts (
-          event, content_sha256, body, content_type, received_ms, deliveries, request_id)
-        values (?, ?, ?, ?, ?, 1, ?)
+          event, content_sha256, body, content_type, received_ms, deliveries, request_id, resource)
+        values (?, ?, ?, ?, ?, 1, ?, ?)
         on conflict (event, content_sha256) do update set deliveries = deliveries + 1
         """,
-        (event, content_sha256, body, content_type, received_ms, request_id),
+        (event, content_sha256, body, content_type, received_ms, request_id, resource),
     )
 
 
@@ -106,3 +111,14 @@ def resolve(tx: Tx, number: int) -> bool:
         (tx.now_ms, number),
     )
     return tx.db.changes() == 1
+
+
+def supersede(tx: Tx, resource: int) -> None:
+    """The resource has a later state: what contested the former one needs nobody any more."""
+    tx.db.execute(
+        """
+        update receiver_conflicts set resolved_ms = ?
+        where resource = ? and resolved_ms is null
+        """,
+        (tx.now_ms, resource),
+    )

@@ -9,7 +9,8 @@ from store.database import Snapshot, Tx
 @dataclass(frozen=True, slots=True)
 class Fact:
     """What is missing: a `link` of the customer `key`, the ledger `entry` with subject `key`
-    and its operation, or an `attribution` by the operator (key and operation empty)."""
+    and its operation, the `resource` of id `key` and kind `operation`, or an `attribution` by
+    the operator (key and operation empty)."""
 
     kind: str
     source: str

@@ -91,16 +91,17 @@ create table receiver_deliveries (
 create index receiver_deliveries_request on receiver_deliveries (request_id);
 
 -- What a parked event waits for: a link (key is the customer), a ledger entry (key is its
--- subject) or, without a customer to wait for, the operator.
+-- subject), a resource (key is its id, operation its kind) or, without a customer to wait for,
+-- the operator.
 create table receiver_parked (
   event integer primary key,
-  kind text not null check (kind in ('link', 'entry', 'attribution')),
+  kind text not null check (kind in ('link', 'entry', 'resource', 'attribution')),
   source text not null,
   account text not null,
   key text not null,
   operation text not null,
   since_ms integer not null,
-  check ((kind = 'entry') = (operation <> ''))
+  check ((kind in ('entry', 'resource')) = (operation <> ''))
 ) strict;
 
 create index receiver_parked_on
@@ -155,6 +156,8 @@ create table receiver_conflicts (
   deliveries integer not null check (deliveries > 0),
   request_id text not null,
   resolved_ms integer,
+  -- a projected resource that the event would give another content
+  resource integer,
   unique (event, content_sha256)
 ) strict;
 
@@ -625,8 +628,123 @@ create table receiver_captured (
 ) strict;
 """
 
+# Current state, as far as it is known, and what is still to be fetched.
+PROJECTION = """
+create table receiver_resources (
+  id integer primary key,
+  source text not null check (source <> ''),
+  account text not null,
+  kind text not null check (kind <> ''),
+  resource_id text not null check (resource_id <> ''),
+  -- '' where the rule names none; 'deleted' once it is
+  state text not null,
+  -- JSON object
+  fields text not null,
+  -- what the sender says of the order, if it does: only a higher one replaces this state
+  version integer,
+  -- the sender's time of the event that brought it, where a ranking decides
+  event_time integer,
+  terminal integer not null check (terminal in (0, 1)),
+  deleted integer not null check (deleted in (0, 1)),
+  -- 1: another content claims the same place; an open row of receiver_conflicts has it
+  contested integer not null default 0 check (contested in (0, 1)),
+  came_from text not null check (came_from in ('event', 'fetch')),
+  -- the event that brought it, or that the fetch was made for; null: for none
+  event integer,
+  -- the fetch that brought it began when this event had been received; null: never fetched
+  fetched_through integer,
+  -- when this content was applied, and when it was last seen to be so
+  updated_ms integer not null,
+  checked_ms integer not null,
+  unique (source, account, kind, resource_id),
+  check (deleted = 0 or state = 'deleted')
+) strict;
+
+create table receiver_fetches (
+  id integer primary key,
+  source text not null check (source <> ''),
+  account text not null,
+  kind text not null check (kind <> ''),
+  resource_id text not null check (resource_id <> ''),
+  -- the source's name: by its API and its rules
+  endpoint text not null check (endpoint <> ''),
+  state text not null check (state in ('pending', 'done', 'dead')),
+  -- how often it was asked for, and how often when the last fetch began: one that began
+  -- earlier does not answer a later question
+  wanted integer not null check (wanted > 0),
+  begun integer not null check (begun between 0 and wanted),
+  -- counts the leases for ever: only the last may apply what it fetched
+  fence integer not null check (fence >= 0),
+  -- 1: the operator takes what the sender says, also over a final state
+  mend integer not null check (mend in (0, 1)),
+  attempts integer not null check (attempts >= 0),
+  next_attempt_ms integer check (next_attempt_ms is null or state = 'pending'),
+  last_error text,
+  event integer,
+  -- since when it is owed
+  wanted_ms integer not null,
+  settled_ms integer,
+  -- the newest event when the fetch under way began
+  through integer not null,
+  lease_owner text,
+  lease_until_ms integer,
+  unique (source, account, kind, resource_id),
+  check ((settled_ms is not null) = (state in ('done', 'dead'))),
+  check ((lease_owner is null) = (lease_until_ms is null)),
+  check (lease_owner is null or state = 'pending')
+) strict;
+
+create index receiver_fetches_due on receiver_fetches (endpoint, next_attempt_ms)
+  where next_attempt_ms is not null;
+create index receiver_fetches_unfinished on receiver_fetches (state, id)
+  where state in ('pending', 'dead');
+
+create trigger receiver_resources_no_delete before delete on receiver_resources
+begin
+  select raise(abort, 'receiver: resources are kept, the deleted ones too');
+end;
+
+create trigger receiver_resources_release after insert on receiver_resources
+begin
+  update receiver_events set state = 'pending', next_attempt_ms = 0
+  where id in (
+      select event from receiver_parked
+      where kind = 'resource' and source = new.source and account = new.account
+        and key = new.resource_id and operation = new.kind)
+    and state = 'parked';
+end;
+
+create trigger receiver_resources_release_moved after update of checked_ms on receiver_resources
+begin
+  update receiver_events set state = 'pending', next_attempt_ms = 0
+  where id in (
+      select event from receiver_parked
+      where kind = 'resource' and source = new.source and account = new.account
+        and key = new.resource_id and operation = new.kind)
+    and state = 'parked';
+end;
+
+create index receiver_conflicts_resource on receiver_conflicts (resource)
+  where resource is not null and resolved_ms is null;
+
+create trigger receiver_conflicts_contest after insert on receiver_conflicts
+when new.resource is not null
+begin
+  update receiver_resources set contested = 1 where id = new.resource;
+end;
+
+create trigger receiver_conflicts_settle after update of resolved_ms on receiver_conflicts
+when new.resource is not null
+begin
+  update receiver_resources
+  set contested = exists (
+    select 1 from receiver_conflicts where resource = new.resource and resolved_ms is null)
+  where id = new.resource;
+end;
+"""
+
 #: Append only: a step that was released is never edited.
-STEPS = (EVENTS + OPERATIONS + LEDGER + WORK + REJECTIONS + CARE + WATCH + CAPTURED,)
+STEPS = (EVENTS + OPERATIONS + LEDGER + WORK + REJECTIONS + CARE + WATCH + CAPTURED + PROJECTION,)
 
 
 def version(db: apsw.Connection) -> int:

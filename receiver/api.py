@@ -1,0 +1,206 @@
+"""What a sender's API is like, as data: where it is, how a key is shown, where a resource is."""
+
+from collections.abc import Callable, Mapping
+from urllib.parse import quote
+
+import msgspec
+
+from receiver.destinations import HEADER_NAME, RESERVED_HEADERS
+from receiver.select import Condition, Path, Scope, Unjudgeable
+
+# The table `api` of senders/NAME.toml, or of a `scheme` that a founder writes:
+#   base_url     https://..., without a slash at its end
+#   auth         how the key is shown: bearer, basic (as the user name), or header:NAME
+#   account      header:NAME that names the account, for an event that has one
+#   version      header:NAME that names the version of the API, where the source asks for one
+#   headers      others that the sender wants
+#   test_keys, live_keys   how the keys of each mode begin
+#   says         path of the short word for what went wrong, in an answer that refuses
+#   missing      what a 404 says of a resource that is not there (without it: any 404)
+#   misplaced    what it says of one that is there, but not for this key
+#   id, livemode, deleted   of a resource: the path of its id and of its mode, and what one says
+#                that is deleted, although it can be read
+#   resources    KIND = "/path/{id}"
+KEYS = (
+    *("base_url", "auth", "account", "version", "headers", "test_keys", "live_keys", "says"),
+    *("missing", "misplaced", "id", "livemode", "deleted", "resources"),
+)
+
+PATH_CHARS_MAX = 500
+
+#: The headers of a request that are ours, in lower case.
+_OURS = RESERVED_HEADERS | {"accept-encoding", "authorization", "user-agent"}
+
+Fail = Callable[[str, str], None]
+
+
+class SenderApi(msgspec.Struct, frozen=True):
+    """One sender's API; the fields are those of the table."""
+
+    base_url: str | None = None
+    auth: str = "bearer"
+    account: str | None = None
+    version: str | None = None
+    headers: Mapping[str, str] = {}
+    test_keys: tuple[str, ...] = ()
+    live_keys: tuple[str, ...] = ()
+    says: Path | None = None
+    missing: Condition | None = None
+    misplaced: Condition | None = None
+    id: Path | None = None
+    livemode: Path | None = None
+    deleted: Condition | None = None
+    resources: Mapping[str, str] = {}
+
+    def mode_of(self, key: bytes) -> bool | None:
+        """Whether a key is for live data, as far as its beginning tells."""
+        text = key.decode("utf-8", "replace")
+        if text.startswith(self.test_keys):
+            return False
+        return True if text.startswith(self.live_keys) else None
+
+
+def parse(table: object, fail: Fail) -> SenderApi:
+    """Check and compile the table; `fail` takes a key and what is wrong with it."""
+    reader = _Reader(table, fail)
+    return SenderApi(
+        base_url=reader.base_url(),
+        auth=reader.auth(),
+        account=reader.header("account"),
+        version=reader.header("version"),
+        headers=reader.headers(),
+        test_keys=reader.texts("test_keys"),
+        live_keys=reader.texts("live_keys"),
+        says=reader.path("says"),
+        missing=reader.condition("missing"),
+        misplaced=reader.condition("misplaced"),
+        id=reader.path("id"),
+        livemode=reader.path("livemode"),
+        deleted=reader.condition("deleted"),
+        resources=reader.resources(),
+    )
+
+
+def path_problem(path: str) -> str | None:
+    """Why a resource can't be there."""
+    if len(path) > PATH_CHARS_MAX or not path.isascii() or not path.isprintable() or " " in path:
+        return f"expected at most {PATH_CHARS_MAX} printable ASCII characters without spaces"
+    if not path.startswith("/") or path.startswith("//") or "#" in path:
+        return "is not the path of a resource; write /v1/things/{id}"
+    if path.count("{id}") != 1 or path.count("{") + path.count("}") != 2:
+        return "has no {id}, or something else in braces; write /v1/things/{id}"
+    return None
+
+
+def filled(path: str, resource_id: str) -> str:
+    """The path of one resource. Raises Unjudgeable for an id that would name another place."""
+    if not resource_id.strip("."):
+        raise Unjudgeable("id", "has dots alone, which no path can hold")
+    return path.replace("{id}", quote(resource_id, safe=""))
+
+
+def holds(condition: Condition | None, document: object) -> bool:
+    """Whether a condition is there, and is met; what can't be judged is not met."""
+    try:
+        return condition is not None and condition.holds(Scope(document, {}))
+    except Unjudgeable:
+        return False
+
+
+def value(path: Path | None, document: object) -> object:
+    """What stands at a path; None also where there is no path, or nothing that it can take."""
+    try:
+        return None if path is None else path.value(Scope(document, {}))
+    except Unjudgeable:
+        return None
+
+
+class _Reader:
+    def __init__(self, table: object, fail: Fail) -> None:
+        self.values: Mapping[str, object] = table if isinstance(table, dict) else {}
+        self.fail = fail
+        if not isinstance(table, dict):
+            fail("api", "must be a table")
+        for key in self.values:
+            if key not in KEYS:
+                fail(f"api.{key}", f"is unknown (known here: {', '.join(KEYS)})")
+
+    def text(self, key: str) -> str | None:
+        found = self.values.get(key)
+        if found is None or (isinstance(found, str) and found.isprintable() and found.strip()):
+            return found
+        self.fail(f"api.{key}", "must be one line of text")
+        return None
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        found = self.values.get(key, [])
+        if isinstance(found, list) and all(isinstance(one, str) and one for one in found):
+            return tuple(found)
+        self.fail(f"api.{key}", "must be a list of texts")
+        return ()
+
+    def base_url(self) -> str | None:
+        found = self.text("base_url")
+        if found is not None and not found.startswith(("https://", "http://")):
+            self.fail("api.base_url", "is not the address of a web server; write https://host")
+        return None if found is None else found.rstrip("/")
+
+    def auth(self) -> str:
+        found = self.text("auth") or "bearer"
+        if found in ("bearer", "basic"):
+            return found
+        return self.header("auth") or "bearer"
+
+    def header(self, key: str) -> str | None:
+        """`header:NAME` as it is; the name is what the client needs."""
+        found = self.text(key)
+        if found is None:
+            return None
+        kind, _, name = found.partition(":")
+        if kind == "header" and HEADER_NAME.fullmatch(name) and name.lower() not in _OURS:
+            return name
+        self.fail(f"api.{key}", "must be header:NAME, and no header that is written anyway")
+        return None
+
+    def headers(self) -> dict[str, str]:
+        found = self.values.get("headers", {})
+        if isinstance(found, dict) and all(
+            HEADER_NAME.fullmatch(name)
+            and name.lower() not in _OURS
+            and isinstance(one, str)
+            and one.isascii()
+            and one.isprintable()
+            for name, one in found.items()
+        ):
+            return dict(found)
+        self.fail("api.headers", "must be a table of headers, each one line of ASCII")
+        return {}
+
+    def path(self, key: str) -> Path | None:
+        found = self.text(key)
+        try:
+            return None if found is None else Path.compile(found)
+        except ValueError as error:
+            self.fail(f"api.{key}", str(error))
+            return None
+
+    def condition(self, key: str) -> Condition | None:
+        found = self.values.get(key)
+        if found is None:
+            return None
+        try:
+            return Condition.compile(found if isinstance(found, dict) else {})
+        except ValueError as error:
+            self.fail(f"api.{key}", str(error))
+            return None
+
+    def resources(self) -> dict[str, str]:
+        found = self.values.get("resources", {})
+        if not isinstance(found, dict):
+            self.fail("api.resources", 'must be a table of KIND = "/path/{id}"')
+            return {}
+        for kind, path in found.items():
+            problem = path_problem(path) if isinstance(path, str) else "must be a path"
+            if problem is not None:
+                self.fail(f"api.resources.{kind}", problem)
+        return {kind: path for kind, path in found.items() if isinstance(path, str)}
