@@ -34,6 +34,7 @@ SECTIONS = {
         "replay": "events",
         "parked": "parked",
         "conflicts": "conflicts",
+        "resources": "resources",
         "rejections": "rejections",
         "outbox": "outbox",
         "audit": "audit",

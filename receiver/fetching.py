@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from receiver import backoff, effects, projection
 from receiver.client import TIMEOUT_S, Client, Found, Missing, Reply
-from receiver.config import Project, Source, Worker
+from receiver.config import Project, Settings, Source, Worker
 from receiver.destinations import Later, Never
 from receiver.process import Processor
 from receiver.select import Unjudgeable
@@ -34,13 +34,13 @@ class Plan(NamedTuple):
     path: str
 
 
-def plan(processor: Processor, endpoint: str, name: Name) -> Plan:
+def plan(settings: Settings, endpoint: str, name: Name) -> Plan:
     """How a source reads a resource. Raises NotFetchable."""
-    source = processor.settings.sources.get(endpoint)
+    source = settings.sources.get(endpoint)
     if source is None or source.api is None:
         raise NotFetchable(f"sources.{endpoint} has no api: set it to fetch {name}")
     try:
-        project = processor.settings.projection(source.contract.identity, name.kind)
+        project = settings.projection(source.contract.identity, name.kind)
     except KeyError as error:
         raise NotFetchable(f"no rule of {name.source} projects {name.kind} now") from error
     path = project.path_by(source.api.sender)
@@ -98,7 +98,7 @@ def settle(tx: Tx, *, processor: Processor, leased: Fetch, reply: Reply) -> bool
 
 def _apply(tx: Tx, processor: Processor, leased: Fetch, reply: Found | Missing) -> bool:
     try:
-        project = plan(processor, leased.endpoint, leased.name).project
+        project = plan(processor.settings, leased.endpoint, leased.name).project
         seen = _seen(tx, leased.name, project, reply)
     except (NotFetchable, Unjudgeable) as error:
         fetches.die(tx, leased.id, str(error))

@@ -6,12 +6,13 @@ from receiver import process, rules
 from receiver.config import Call, Grant, Settings
 from receiver.select import nearest_or_all
 from receiver.shown import full_name
-from store import deliveries, inbox, ledger, operations, outbox, rejections
+from store import deliveries, inbox, ledger, operations, outbox, rejections, resources
 from store.database import Snapshot
 from store.inbox import Row
 from store.operations import Key
 from store.outbox import Message
 from store.rejections import Kept
+from store.resources import Name
 
 #: Names that are listed when more than one thing is meant.
 NAMES_MAX = 10
@@ -123,6 +124,20 @@ def rejection(snapshot: Snapshot, name: str) -> Kept:
             "`receiver rejections list` shows them"
         )
     return found
+
+
+def resource(snapshot: Snapshot, name: str) -> Name:
+    """The resource of that id, or kind/id, or source/account/kind/id; known, or to be fetched.
+
+    Raises Absent or Ambiguous.
+    """
+    found = resources.named(snapshot, name, NAMES_MAX)
+    if not found:
+        raise Absent(f"there is no resource {name}: `receiver resources list` shows what there is")
+    if len(found) > 1:
+        names = ["/".join(one) for one in found]
+        raise Ambiguous(f"{name} is more than one resource: use one of these names", names)
+    return found[0]
 
 
 def identity(settings: Settings, source: str) -> str:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, NamedTuple, NoReturn
 
-from receiver import effects, rejected, rules
+from receiver import effects, fetching, rejected, rules
 from receiver.captures import CAPTURED_MAX, reference
 from receiver.config import Settings, Source
 from receiver.named import Absent
@@ -27,6 +27,7 @@ from store import (
     audit,
     captured,
     conflicts,
+    fetches,
     inbox,
     ledger,
     links,
@@ -42,6 +43,7 @@ from store.operations import Key
 from store.outbox import Message
 from store.parked import Fact
 from store.rejections import Kept
+from store.resources import Name
 from store.schema import AMOUNT_MAX
 
 #: How long the lock is left alone between two transactions of a long act, in seconds: a server
@@ -328,6 +330,36 @@ def resolve_conflict(tx: Tx, number: int, by: By) -> None:
     if not conflicts.resolve(tx, number):
         raise Declined(f"conflict {number} is resolved already")
     _write_down(tx, by, "conflicts resolve", target_of(known.event), conflict=number)
+
+
+# Resources
+
+
+def fetch(tx: Tx, settings: Settings, name: Name, by: By, *, accept: bool) -> None:
+    """Have a resource fetched now; with `accept` that counts whatever was known.
+
+    Raises Declined where no source can fetch it.
+    """
+    endpoint = _fetcher(tx, settings, name)
+    fetches.want(tx, name, endpoint, None)
+    fetches.insist(tx, name, mend=accept)
+    _write_down(tx, by, "resources fetch", f"resource {'/'.join(name)}", accept=accept)
+
+
+def _fetcher(snapshot: Snapshot, settings: Settings, name: Name) -> str:
+    """A source that can: the one that was asked last, or one of the same identity."""
+    owed = fetches.find(snapshot, name)
+    first = [] if owed is None else [owed.endpoint]
+    others = [one.name for one in settings.sources.values() if one.contract.identity == name.source]
+    problem = f"no source has the identity {name.source} now"
+    for endpoint in (*first, *others):
+        try:
+            fetching.plan(settings, endpoint, name)
+        except fetching.NotFetchable as error:
+            problem = str(error)
+        else:
+            return endpoint
+    raise Declined(problem)
 
 
 # Messages

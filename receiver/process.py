@@ -14,6 +14,7 @@ from receiver.handlers import Handlers, HandlersError, place_of
 from receiver.logs import FIELD_CHARS_MAX, log
 from receiver.said import Park, Quarantine
 from receiver.select import Unjudgeable
+from receiver.shown import resource_name
 from receiver.verify import Event, canonical, reread
 from store import attempts, conflicts, deliveries, fetches, forgotten, inbox, names, parked
 from store.database import Job, Snapshot, Tx
@@ -21,7 +22,6 @@ from store.errors import TransactionLost, Unavailable
 from store.inbox import Row
 from store.operations import Key
 from store.parked import Fact
-from store.resources import Name
 
 #: Due events applied in one go, each in its own savepoint.
 DUE_MAX = 100
@@ -334,7 +334,7 @@ class Processor:
             parked.wait(tx, this.row, verdict.fact)
         if verdict.fact is not None and verdict.fetch_by is not None:
             # Not with the event's own changes, which are undone until it is here.
-            fetches.want(tx, _resource_of(verdict.fact), verdict.fetch_by, this.row)
+            fetches.want(tx, resource_name(verdict.fact), verdict.fetch_by, this.row)
         if this.leased:
             attempts.finish(tx, this.number, verdict.state, reason, event=this.row)
         return Outcome(verdict.state, row=this.row, keys=verdict.keys)
@@ -526,10 +526,6 @@ def _said(event: Event, said: Park | Quarantine | Unjudgeable) -> Verdict:
     if isinstance(said, Park):
         return Verdict("parked", words_of(said), _fact(event, said))
     return Verdict("quarantined", words_of(said))
-
-
-def _resource_of(fact: Fact) -> Name:
-    return Name(fact.source, fact.account, fact.operation, fact.key)
 
 
 def _fact(event: Event, park: Park) -> Fact:

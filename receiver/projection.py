@@ -154,11 +154,8 @@ def _check(table: Table, project: Project) -> None:
 
 
 def id_of(path: Path, scope: Scope) -> str:
-    """The id of a resource in an event, plain or of the expanded object. Raises Unjudgeable."""
-    found = path.value(scope)
-    if isinstance(found, dict) and "id" in found:
-        found = found["id"]
-    text = key_text(found, path.text)
+    """The id of a resource in an event. Raises Unjudgeable."""
+    text = key_text(path.value(scope), path.text)
     if not text.strip("."):
         raise Unjudgeable(path.text, "has dots alone")
     return text

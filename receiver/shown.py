@@ -9,6 +9,7 @@ from store.attempts import Attempt
 from store.audit import Act
 from store.conflicts import Conflict
 from store.database import Snapshot
+from store.fetches import Fetch
 from store.inbox import Row
 from store.ledger import Entry
 from store.links import Link
@@ -16,6 +17,7 @@ from store.operations import Key
 from store.outbox import Message
 from store.parked import Fact
 from store.records import Record
+from store.resources import Name, Resource
 
 
 def name_of(row: Row) -> str:
@@ -81,6 +83,8 @@ def fact(waited_for: Fact) -> dict[str, object]:
         about["customer"] = waited_for.key
     if waited_for.kind == "entry":
         about |= {"subject": waited_for.key, "operation": waited_for.operation}
+    if waited_for.kind == "resource":
+        about |= {"kind": waited_for.operation, "resource_id": waited_for.key}
     return about
 
 
@@ -92,12 +96,19 @@ def fact_words(waited_for: Fact) -> str:
             return f"the link of customer {waited_for.key}{account}"
         case "entry":
             return f"the ledger entry {entry_key(waited_for)}"
+        case "resource":
+            return f"the state of {waited_for.operation} {waited_for.key}"
     return "you to say whose it is"
 
 
 def entry_key(waited_for: Fact) -> Key:
     """The business key of the entry that is waited for."""
     return Key(waited_for.source, waited_for.account, waited_for.key, waited_for.operation)
+
+
+def resource_name(waited_for: Fact) -> Name:
+    """The resource whose state is waited for."""
+    return Name(waited_for.source, waited_for.account, waited_for.operation, waited_for.key)
 
 
 def conflict(one: Conflict, row: Row) -> dict[str, object]:
@@ -113,6 +124,37 @@ def conflict(one: Conflict, row: Row) -> dict[str, object]:
         "deliveries": one.deliveries,
         "request_id": one.request_id,
         "resolved_at": rfc3339(one.resolved_ms),
+        "resource": one.resource,
+    }
+
+
+def resource(one: Resource) -> dict[str, object]:
+    """What is known of a resource; `source` is the identity, `event` the row that brought it."""
+    return one.name._asdict() | {
+        "state": one.state,
+        "fields": json.loads(one.fields),
+        "version": one.version,
+        "terminal": one.terminal,
+        "deleted": one.deleted,
+        "contested": one.contested,
+        "came_from": one.came_from,
+        "event": one.event,
+        "updated_at": rfc3339(one.updated_ms),
+        "checked_at": rfc3339(one.checked_ms),
+    }
+
+
+def fetch(one: Fetch) -> dict[str, object]:
+    """What is, or was, still to be fetched."""
+    return one.name._asdict() | {
+        "endpoint": one.endpoint,
+        "state": one.state,
+        "attempts": one.attempts,
+        "last_error": one.last_error,
+        "owed_since": rfc3339(one.wanted_ms),
+        "next_attempt_at": rfc3339(one.next_attempt_ms),
+        "settled_at": rfc3339(one.settled_ms),
+        "event": one.event,
     }
 
 

@@ -46,13 +46,15 @@ livemode = @LIVEMODE@
 # mode = "queued"                           # answered at once, and applied by the worker
 
 # Who a customer is: set client_reference_id to your own id for the tenant when you create the
-# Checkout Session. An invoice that comes first waits, parked, until the link is there.
+# Checkout Session. An invoice that comes first waits, parked, until the link is there. Of several
+# paths the first that is not null counts: here an expanded object's id, or the plain id.
 
 [[rules]]
 operation = "link-customer"
 source = "stripe"
 on = ["checkout.session.completed"]
-link = { customer = "data.object.customer", workspace = "data.object.client_reference_id" }
+link.customer = ["data.object.customer.id", "data.object.customer"]
+link.workspace = "data.object.client_reference_id"
 
 # Credits for a paid invoice, once per invoice, however many events tell of it. The names of
 # operations are part of what is remembered: renaming one would grant again.
@@ -66,13 +68,14 @@ when = { "data.object.amount_paid" = { gt = 0 } }
 # Not met: the event is quarantined, for you to look at.
 expect = { "data.object.status" = "paid", "data.object.currency" = ["usd", "eur"] }
 subject = "data.object.id"
-customer = "data.object.customer"
+customer = ["data.object.customer.id", "data.object.customer"]
 grant = { unit = "credits", amount = 100 }
 # A message with it, once per invoice, too; see the destinations at the end of this file.
 # send = [{ to = "confirmation" }]
-# By price instead; the first path that is not null counts:
+# By price instead, wherever the version of Stripe's API has it (it moved on 2025-03-31):
 # grant.unit = "credits"
 # grant.by = [
+#   "data.object.lines.data[0].pricing.price_details.price.id",
 #   "data.object.lines.data[0].pricing.price_details.price",
 #   "data.object.lines.data[0].price.id",
 # ]
@@ -87,7 +90,8 @@ operation = "refund-credit-grant"
 source = "stripe"
 on = ["credit_note.created"]
 subject = "data.object.id"
-reverse = { operation = "initial-credit-grant", subject = "data.object.invoice" }
+reverse.operation = "initial-credit-grant"
+reverse.subject = ["data.object.invoice.id", "data.object.invoice"]
 
 # A statement on a table of your own, in the same transaction; `database` is then the app's file.
 # [[rules]]

@@ -6,8 +6,8 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from receiver import rules, shown
-from receiver.config import Link, Settings
+from receiver import projection, rules, shown
+from receiver.config import Link, Project, Settings
 from receiver.console import rfc3339
 from receiver.operate import target_of, target_of_link, target_of_message
 from receiver.process import NotReplayable, stored_event
@@ -18,6 +18,7 @@ from store import (
     audit,
     conflicts,
     deliveries,
+    fetches,
     forgotten,
     inbox,
     ledger,
@@ -26,11 +27,13 @@ from store import (
     outbox,
     parked,
     records,
+    resources,
 )
 from store.database import Snapshot
 from store.deliveries import Delivery
 from store.inbox import Row
 from store.operations import Claim, Key
+from store.resources import Name
 
 #: Of each kind of thing, how many are told.
 TOLD_MAX = 100
@@ -164,6 +167,7 @@ def _changes(snapshot: Snapshot, settings: Settings, row: Row) -> Iterator[Momen
     if event is not None:
         yield from _links(snapshot, settings, event)
     made = operations.of_event(snapshot, row.id)[:TOLD_MAX]
+    yield from () if event is None else _resources(snapshot, settings, event)
     for key, claim, at_ms in made:
         facts = shown.key(key) | {"kind": claim.kind, "by": "this event"}
         yield Moment(at_ms, "operation", f"{_claimed(claim)} by {key}", facts)
@@ -173,6 +177,30 @@ def _changes(snapshot: Snapshot, settings: Settings, row: Row) -> Iterator[Momen
     for key in () if event is None else rules.keys_of(asked, event):
         if key not in own:
             yield from _done_before(snapshot, key)
+
+
+def _resources(snapshot: Snapshot, settings: Settings, event: Event) -> Iterator[Moment]:
+    """What is known now of the resource that the event tells of, and what is still owed."""
+    for rule in settings.rules_for(event.source, event.type):
+        if not isinstance(rule.effect, Project):
+            continue
+        with contextlib.suppress(Unjudgeable):
+            resource_id = projection.id_of(rule.effect.id, rules.scope_of(event))
+            name = Name(event.identity, event.account, rule.effect.kind, resource_id)
+            yield from _resource(snapshot, name)
+
+
+def _resource(snapshot: Snapshot, name: Name) -> Iterator[Moment]:
+    what = f"{name.kind} {name.resource_id}"
+    found, fetch = resources.find(snapshot, name), fetches.find(snapshot, name)
+    if found is not None:
+        by = "fetched" if found.came_from == "fetch" else "told by an event"
+        words = f"{what} is {found.state or 'known'} since then, {by}"
+        yield Moment(found.updated_ms, "resource", words, shown.resource(found))
+    if fetch is not None and fetch.state != "done":
+        why = f": {fetch.last_error}" if fetch.last_error else ""
+        words = f"{what} is to be fetched, {fetch.state}{why}"
+        yield Moment(fetch.wanted_ms, "fetch", words, shown.fetch(fetch))
 
 
 def _done_before(snapshot: Snapshot, key: Key) -> Iterator[Moment]:
@@ -242,9 +270,15 @@ def _conflicts(snapshot: Snapshot, row: Row) -> Iterator[Moment]:
         yield Moment(
             one.received_ms,
             "conflict",
-            f"other content came under this id, {often}: conflict {one.id}{closed}",
+            f"{_differing(one)}, {often}: conflict {one.id}{closed}",
             {"conflict": one.id, "deliveries": one.deliveries, "request_id": one.request_id},
         )
+
+
+def _differing(one: conflicts.Conflict) -> str:
+    if one.resource is None:
+        return "other content came under this id"
+    return "it and another claim the same place in the order of a resource"
 
 
 def _twins(snapshot: Snapshot, row: Row) -> Iterator[Moment]:
@@ -298,7 +332,7 @@ def _parked(since_ms: int, verb: str, fact: parked.Fact) -> Moment:
 
 def _releasing(snapshot: Snapshot, row: Row, fact: parked.Fact) -> audit.Act | None:
     """The act by hand that brought a fact to this event, if one did."""
-    if fact.kind == "attribution":
+    if fact.kind in ("attribution", "resource"):
         return None
     target = str(shown.entry_key(fact))
     if fact.kind == "link":
@@ -312,6 +346,9 @@ def _came_ms(snapshot: Snapshot, fact: parked.Fact) -> int | None:
     if fact.kind == "link":
         link = links.find(snapshot, fact.source, fact.account, fact.key)
         return None if link is None else link.created_ms
+    if fact.kind == "resource":
+        found = resources.find(snapshot, shown.resource_name(fact))
+        return None if found is None else found.checked_ms
     entry = ledger.find(snapshot, shown.entry_key(fact))
     return None if entry is None else entry.created_ms
 
@@ -357,5 +394,8 @@ def waiting_steps(fact: parked.Fact, name: str) -> Iterator[str]:
             yield f"`receiver links add {words}`"
         case "entry":
             yield f"it is applied when {shown.entry_key(fact)} is granted"
-    if fact.kind != "entry":
+        case "resource":
+            named = shlex.quote(f"{fact.operation}/{fact.key}")
+            yield f"it is applied when that is known: `receiver resources show {named}`"
+    if fact.kind in ("link", "attribution"):
         yield f"for this one event only: `receiver parked attribute {name} --workspace WORKSPACE`"

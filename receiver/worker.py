@@ -396,7 +396,7 @@ class Fetches(Outward):
 
     def _read(self, processor: Processor, leased: Fetch) -> Reply:
         try:
-            plan = fetching.plan(processor, self._source, leased.name)
+            plan = fetching.plan(processor.settings, self._source, leased.name)
             client = self._client_for(plan.source)
             return fetching.read(client, leased, plan.path, self.worker.clock())
         except (fetching.NotFetchable, Unjudgeable) as error:

@@ -90,6 +90,20 @@ def of_event(snapshot: Snapshot, event: int) -> list[Conflict]:
     ]
 
 
+def of_resource(snapshot: Snapshot, resource: int) -> list[Conflict]:
+    """The open conflicts about one resource, oldest first."""
+    return [
+        Conflict(*values)
+        for values in snapshot.db.execute(
+            f"""
+            select {_COLUMNS} from receiver_conflicts
+            where resource = ? and resolved_ms is null order by id
+            """,  # noqa: S608  constant columns
+            (resource,),
+        )
+    ]
+
+
 def listed(snapshot: Snapshot, *, resolved: bool = False, limit: int = 50) -> list[Conflict]:
     """Open conflicts (or resolved ones too), newest first."""
     which = "id > 0" if resolved else "id > 0 and resolved_ms is null"

@@ -141,17 +141,22 @@ def by_id(snapshot: Snapshot, resource: int) -> Resource | None:
     return None if values is None else _resource(values)
 
 
-def named(snapshot: Snapshot, resource_id: str, kind: str | None, limit: int) -> list[Resource]:
-    """Resources with this id, of any source and account."""
+def named(snapshot: Snapshot, name: str, limit: int) -> list[Name]:
+    """What an operator may mean: an id, kind/id or source/account/kind/id; known, or owed."""
     return [
-        _resource(values)
+        Name(*values)
         for values in snapshot.db.execute(
-            f"""
-            select {_COLUMNS} from receiver_resources
-            where resource_id = :id and (:kind is null or kind = :kind)
-            order by id limit :limit
-            """,  # noqa: S608  constant columns
-            {"id": resource_id, "kind": kind, "limit": limit},
+            """
+            with every (source, account, kind, resource_id) as (
+              select source, account, kind, resource_id from receiver_resources
+              union select source, account, kind, resource_id from receiver_fetches)
+            select source, account, kind, resource_id from every
+            where :name in (
+              resource_id, kind || '/' || resource_id,
+              source || '/' || account || '/' || kind || '/' || resource_id)
+            order by 1, 2, 3, 4 limit :limit
+            """,
+            {"name": name, "limit": limit},
         )
     ]
 

@@ -389,7 +389,7 @@ operation = "note-end"
 source = "stripe"
 on = ["customer.subscription.*", "invoice.*"]
 resource.kind = "subscription"
-resource.id = ["data.object.subscription", "data.object.sub", "data.object.id"]
+resource.id = ["data.object.subscription.id", "data.object.subscription", "data.object.id"]
 when = { "_resource.state" = "canceled", "data.object.quiet" = { exists = false } }
 subject = "_resource.id"
 record = { kind = "end", data = { plan = "{_resource.fields.plan}" } }
@@ -438,7 +438,7 @@ def test_a_rule_does_not_wait_where_the_rest_of_its_when_is_not_met(depending: W
 
 
 def test_an_event_that_names_no_resource_has_none(world: World) -> None:
-    text = DEPENDING.replace(', "data.object.sub", "data.object.id"', "")
+    text = DEPENDING.replace(', "data.object.id"', "")
     depending = configured(world, SOURCE + VERSIONED + text)
 
     word = depending.stripe("evt_i", "invoice.paid", id="in_1", subscription=None)

@@ -23,12 +23,14 @@ from receiver.commands.shared import (
 )
 
 if TYPE_CHECKING:
-    pass
+    from store.conflicts import Conflict
+    from store.database import Snapshot
+    from store.inbox import Row
 
 
 @click.group(cls=Listed)
 def conflicts() -> None:
-    """Deliveries whose event is known, but not their content."""
+    """Deliveries whose event is known but not their content, and ties of resources."""
 
 
 @conflicts.command("list")
@@ -87,7 +89,7 @@ def conflicts_show(config: Path, number: int, as_json: bool) -> None:
     with reading(settings) as seen:
         one = conflicts.by_id(seen, number)
         row = None if one is None else inbox.by_row(seen, one.event)
-        stored = None if row is None else inbox.payload(seen, row.id)
+        stored = None if one is None or row is None else content(seen, one, row)
     if one is None or row is None:
         raise NotFound(f"there is no conflict {number}: `receiver conflicts list` shows them")
     source = settings.sources.get(row.endpoint)
@@ -102,6 +104,7 @@ def conflicts_show(config: Path, number: int, as_json: bool) -> None:
     console.print_fields(
         [
             ("event", shown.name_of(row)),
+            ("resource", None if one.resource is None else f"row {one.resource}"),
             ("stored", console.moment(row.received_ms, at)),
             ("other", f"{console.moment(one.received_ms, at)}, {shown.times(one.deliveries)}"),
             ("not compared", ", ".join(volatile) or None),
@@ -116,6 +119,18 @@ def conflicts_show(config: Path, number: int, as_json: bool) -> None:
         console.say(line, {"+": "green", "-": "red", "@": "cyan"}.get(line[:1]))
     if one.resolved_ms is None:
         next_step(f"when you have looked: `receiver conflicts resolve {number}`", config)
+
+
+def content(seen: "Snapshot", one: "Conflict", row: "Row") -> bytes | None:
+    """What is stored, and stands: of the event, or of the resource that it is about."""
+    from receiver.projection import content_of
+    from store import inbox, resources
+
+    if one.resource is None:
+        return inbox.payload(seen, row.id)
+    known = resources.by_id(seen, one.resource)
+    assert known is not None, "resources are never deleted"
+    return content_of(known.seen)
 
 
 @conflicts.command("resolve")
