@@ -10,6 +10,7 @@ from receiver import explain
 from receiver.config import ConfigError, Settings, Source
 from receiver.console import rfc3339
 from receiver.explain import Clocks, Finding
+from receiver.handshakes import Handshake
 from receiver.select import nearest_or_all
 from receiver.sources import others_with_secrets, tolerance_of, with_secrets
 from receiver.verify import EXPIRED, Delivery, Event, Rejected, verify
@@ -99,12 +100,15 @@ def events_of(source: Source, kept: Kept) -> tuple[Event, ...]:
         raise Untakable(f"rejection {number}: {LET_GO}")
     timeless = msgspec.structs.replace(source.contract, tolerance_s=math.inf)
     try:
-        return verify(timeless, delivery)
+        proved = verify(timeless, delivery)
     except Rejected as error:
         raise Untakable(
             f"rejection {number} matches none of the secrets of {source.name} any more "
             f"({error.detail}): put the one back that it was signed with, or have it sent again"
         ) from error
+    if isinstance(proved, Handshake):
+        raise Untakable(f"rejection {number} is a handshake: the sender has to begin it anew")
+    return proved
 
 
 def as_line(one: Line) -> dict[str, object]:

@@ -5,9 +5,13 @@ import binascii
 import functools
 import itertools
 import json
+import re
 import zlib
 from collections.abc import Callable, Iterator
+from hashlib import sha256
 from urllib.parse import quote, quote_plus, unquote, unquote_to_bytes, urlsplit
+
+import msgspec
 
 from receiver.extract import Headers, form_values
 
@@ -29,7 +33,7 @@ def bodies(body: bytes, payload: bytes | None = None) -> Iterator[Guess]:
     """
     if len(body) > BODY_BYTES_MAX:
         return
-    tried = {body}
+    tried = {sha256(body).digest()}
     for words, guess in itertools.chain(
         _edges(body),
         _line_ends(body),
@@ -39,8 +43,9 @@ def bodies(body: bytes, payload: bytes | None = None) -> Iterator[Guess]:
         _rewritten(body),
         [("an empty body", b"")],
     ):
-        if guess not in tried:
-            tried.add(guess)
+        digest = sha256(guess).digest()
+        if digest not in tried:
+            tried.add(digest)
             yield words, guess
 
 
@@ -126,45 +131,46 @@ def _rewritten(body: bytes) -> Iterator[Guess]:
     value = _decoded(body)
     if not isinstance(value, dict | list):
         return
-    for sort, ascii_, (style, indent, separators), (escaped, escape) in itertools.product(
-        (False, True), (False, True), _STYLES, _ESCAPES
-    ):
-        text = json.dumps(
-            value, indent=indent, separators=separators, sort_keys=sort, ensure_ascii=ascii_
-        )
-        words = "".join(
-            (
-                f"as {style} JSON",
-                ", its keys sorted" if sort else "",
-                ", characters escaped" if ascii_ and not text.isascii() else "",
-                escaped,
-                " (it was parsed and written again on the way)",
-            )
-        )
-        raw = escape(text).encode(errors="surrogatepass")
-        yield words, raw
-        yield words, raw + b"\n"
+    for sort, ascii_ in itertools.product((False, True), (False, True)):
+        text = json.dumps(value, separators=(",", ":"), sort_keys=sort, ensure_ascii=ascii_)
+        compact = text.encode(errors="surrogatepass")
+        ordered = ", its keys sorted" if sort else ""
+        escapes = ", characters escaped" if ascii_ and b"\\u" in compact else ""
+        for style, laid_out in _styles(compact):
+            for escaped, escape in _ESCAPES:
+                words = f"as {style} JSON{ordered}{escapes}{escaped}"
+                words += " (it was parsed and written again on the way)"
+                guess = escape(laid_out)
+                yield words, guess
+                yield words, guess + b"\n"
 
 
-def _escape_slashes(text: str) -> str:
-    return text.replace("/", "\\/")
+def _styles(compact: bytes) -> Iterator[Guess]:
+    yield "compact", compact
+    try:
+        yield "spaced", msgspec.json.format(compact, indent=0)
+        yield "pretty", msgspec.json.format(compact, indent=4)
+        pretty = msgspec.json.format(compact, indent=2)
+    except (msgspec.DecodeError, RecursionError):
+        return
+    yield "pretty", pretty
+    # No text of JSON has a line end in it.
+    yield "pretty", _INDENT.sub(lambda found: b"\t" * (len(found[0]) // 2), pretty)
 
 
-def _escape_html(text: str) -> str:
-    for character in "<>&":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return text
+def _escape_slashes(raw: bytes) -> bytes:
+    return raw.replace(b"/", b"\\/")
 
 
-_STYLES: tuple[tuple[str, int | str | None, tuple[str, str]], ...] = (
-    ("compact", None, (",", ":")),
-    ("spaced", None, (", ", ": ")),
-    ("pretty", 2, (",", ": ")),
-    ("pretty", 4, (",", ": ")),
-    ("pretty", "\t", (",", ": ")),
-)
-_ESCAPES: tuple[tuple[str, Callable[[str], str]], ...] = (
-    ("", str),
+def _escape_html(raw: bytes) -> bytes:
+    for character in (b"<", b">", b"&"):
+        raw = raw.replace(character, b"\\u%04x" % ord(character))
+    return raw
+
+
+_INDENT = re.compile(rb"^ +", re.MULTILINE)
+_ESCAPES: tuple[tuple[str, Callable[[bytes], bytes]], ...] = (
+    ("", bytes),
     (", slashes escaped", _escape_slashes),
     (", HTML characters escaped", _escape_html),
 )

@@ -301,6 +301,54 @@ def test_which_clock_is_off_is_judged_by_what_else_came(
     assert "2027-01-15T08:00:00" in now.words
 
 
+SHAPES = (
+    b"a secret of the tests",
+    b"whsec_" + KEY.encode(),
+    KEY.encode(),
+    b"user:word",
+    b"ab" * 32,
+)
+LISTED = json.dumps({"id": "evt_1", "type": "a.b", "data": [{"id": "x"}]}).encode()
+
+
+def signed_by(name: str) -> tuple[Contract, Delivery] | None:
+    """A delivery of a shipped sender; None where only the sender can make one."""
+    preset = presets.get(name)
+    for secret in SHAPES:
+        here = Contract(name, name, preset, (Secret("env:S", secret),))
+        try:
+            headers = sign(
+                preset, secret, LISTED, now_ms=NOW_MS, event_id="evt_1", type="a.b", url=URL
+            )
+            pairs = tuple((key.lower().encode(), value.encode()) for key, value in headers)
+            delivery = Delivery("POST", URL, pairs, LISTED, NOW_MS)
+            verify(here, delivery)
+        except (ValueError, Rejected):
+            continue
+        return here, delivery
+    return None
+
+
+SIGNED = {name: pair for name in presets.names() if (pair := signed_by(name)) is not None}
+
+
+@pytest.mark.parametrize("name", SIGNED)
+def test_every_shipped_sender_that_signs_its_body_is_explained(name: str) -> None:
+    here, sent = SIGNED[name]
+    # Where the secret itself is sent, nothing of the body is proved.
+    bearer = any(scheme.algo in presets.BEARERS for scheme in here.preset.schemes)
+
+    added = only(explain(here, changed(sent, body=LISTED + b"\n")))
+    forged = only(explain(here, changed(sent, body=LISTED.replace(b"evt_1", b"evt_9"))))
+    other = only(
+        explain(msgspec.structs.replace(here, secrets=(Secret("env:T", b"ff" * 32),)), sent, [here])
+    )
+
+    causes = (added.cause, forged.cause)
+    assert causes == ("body-changed", "unexplained") or (bearer and causes == ("valid", "valid"))
+    assert other.cause == "other-secret"
+
+
 def test_a_body_too_large_to_vary_is_not_varied(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(variations, "BODY_BYTES_MAX", 3)
 
