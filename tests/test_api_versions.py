@@ -65,7 +65,7 @@ def invoice(basil: bool, expand: bool) -> dict[str, Any]:
         "amount_paid": 500,
     }
     if basil:
-        line = {"pricing": {"price_details": {"price": price, "product": "prod_1"}}}
+        line: dict[str, Any] = {"pricing": {"price_details": {"price": price, "product": "prod_1"}}}
         details = {"subscription": subscription, "metadata": {}}
         parent = {"type": "subscription_details", "subscription_details": details}
         return fields | {"parent": parent, "lines": {"data": [line]}}
