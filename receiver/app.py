@@ -16,7 +16,7 @@ from receiver.config import Network, Settings, Source
 from receiver.handshakes import Handshake
 from receiver.http import RETRY_AFTER_S, request_ids
 from receiver.logs import FIELD_CHARS_MAX, Delivered, Errors, log
-from receiver.presets import Preset
+from receiver.presets import PATH_SECRET_CHARS_MIN, Preset
 from receiver.process import Outcome, Processor, correlation_of, words_of_keys
 from receiver.replies import ACCEPTED, Reply
 from receiver.tally import Pairs, Seen, Tally
@@ -146,8 +146,9 @@ class App:
         self.router = Router(
             [
                 Route("/webhooks/{source}", deliveries),
-                # The same, never a redirect: senders do not follow one with a POST.
-                Route("/webhooks/{source}/", deliveries),
+                # The same, never a redirect: senders do not follow one with a POST. Of a sender
+                # that can show its secret nowhere else, the secret follows.
+                Route("/webhooks/{source}/{rest:path}", deliveries),
             ],
             redirect_slashes=False,
             default=self._elsewhere,
@@ -164,7 +165,7 @@ class App:
         """Every path that is no source's: 404, whatever the method."""
         request_id = next(self.request_ids)
         seen = seen_in(scope, self.processor.settings)
-        self.tally.refuse("", "unknown", request_id, scope["path"], self.clock(), seen)
+        self.tally.refuse("", "unknown", request_id, masked(scope["path"]), self.clock(), seen)
         await respond(send, UNKNOWN, request_id)
 
 
@@ -306,9 +307,21 @@ def find_source(settings: Settings, scope: Scope, name: str) -> Source:
     method, source = scope["method"], settings.sources.get(name)
     if method != "POST" and (source is None or method not in source.contract.preset.methods):
         raise Refused(METHOD)
-    if source is None:
-        raise Refused(UNKNOWN, "unknown", scope["path"])
+    rest: str = scope["path_params"].get("rest", "")
+    if source is None or (rest and not (source.contract.preset.in_path and is_step(rest))):
+        raise Refused(UNKNOWN, "unknown", masked(scope["path"]))
     return source
+
+
+def is_step(rest: str) -> bool:
+    return "/" not in rest.removesuffix("/")
+
+
+def masked(path: str) -> str:
+    """The path without what may be the secret of one."""
+    return "/".join(
+        "..." if len(step) >= PATH_SECRET_CHARS_MIN else step for step in path.split("/")
+    )
 
 
 def check_headers(headers: Pairs, source: Source, length_max: int) -> tuple[bool, bytes]:

@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from receiver import caller, duties
+from receiver import caller, caveats, duties
 from receiver.config import ConfigError, Settings, Sql, load
 from receiver.process import Processor
 from receiver.shown import mending
@@ -33,7 +33,12 @@ def examine(path: Path) -> list[Finding]:
     try:
         # As `receiver serve` will read them: by the owner of the file.
         settings = load(path)
-        found += [_fine_config(settings), *_duties(settings), *_warnings(settings)]
+        found += [
+            _fine_config(settings),
+            *_identities(settings),
+            *_duties(settings),
+            *_warnings(settings),
+        ]
     except ConfigError as error:
         # What can be looked at without secrets is still worth knowing.
         found += _problems(error)
@@ -76,6 +81,15 @@ def _fine_config(settings: Settings) -> Finding:
 def _duties(settings: Settings) -> list[Finding]:
     lines = (f"worker: {duties.worker_of(settings)}", *duties.listed(settings))
     return [Finding("fine", line) for line in lines]
+
+
+def _identities(settings: Settings) -> list[Finding]:
+    """Of senders that send no id: what an event is known by."""
+    told = {
+        name: caveats.told_apart_by(source.contract.preset)
+        for name, source in settings.sources.items()
+    }
+    return [Finding("fine", f"sources.{name}: {words}") for name, words in told.items() if words]
 
 
 def _handlers(settings: Settings, found: list[Finding]) -> list[Finding]:

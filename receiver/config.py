@@ -12,7 +12,7 @@ from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 import msgspec
 
-from receiver import api, mail, presets, projection, references, select
+from receiver import api, caveats, mail, presets, projection, references, select
 from receiver.destinations import (
     HEADER_NAME,
     RESERVED_HEADERS,
@@ -501,6 +501,7 @@ class _Builder:
             return None
         _warn_of(table, preset, livemode, url or public_url)
         _warn_of_names(table, preset, secrets)
+        _warn_of_unsigned(table, preset, account)
         try:
             contract = Contract(
                 source=name,
@@ -631,6 +632,9 @@ class _Builder:
                 self.broken.add(where)
             _check_paths(table, rule, sources)
             _check_prepare(table, rule, sources)
+            for name in rule.sources:
+                if name in sources:
+                    _warn_of_unsigned_types(self.report, where, rule, sources[name])
             _warn_of_subject(table, rule)
             if isinstance(rule.effect, Call) and "handlers" not in top:
                 table.problem("call", 'needs a file of functions; set handlers = "handlers.py"')
@@ -964,6 +968,34 @@ def _check_key(table: Table, live: bool | None, livemode: bool | None) -> None:
         )
 
 
+def _warn_of_unsigned(table: Table, preset: Preset, account: str | None) -> None:
+    if preset.in_path:
+        table.warning(
+            "scheme",
+            f"{preset.title} signs nothing: whoever learns the URL can send what they like, so "
+            "confirm by its API what matters; the logs of a proxy before this server have it, too",
+        )
+    places = caveats.unsigned(preset, preset.account)
+    if account is None and len(places) == len(preset.account) > 0:
+        table.warning(
+            "account",
+            f"is not set, and {preset.title} names it where no signature covers it "
+            f"({places[0]}); write yours, so that what is for another is refused",
+        )
+
+
+def _warn_of_unsigned_types(report: Report, where: str, rule: Rule, source: Source) -> None:
+    preset = source.contract.preset
+    places = caveats.unsigned(preset, preset.event_type)
+    if places and not caveats.first_is_signed(preset) and not (rule.when or rule.expect):
+        report.warning(
+            f"{where}.when",
+            f"is not set, and {preset.title} says what an event is where no signature covers it "
+            f"({places[0]}); confirm a field of the body that only this kind has, as in "
+            '{ "action" = { exists = true } }',
+        )
+
+
 def _retention(source: Table) -> Retention:
     table = source.table("retention", ("payload_days", "ignored"))
     if table is None:
@@ -1017,12 +1049,10 @@ def _has_shape(
         return True
     wrong = presets.secret_problem(preset, value)
     if wrong is not None:
-        report.problem(where, f"{reference} {wrong}; copy it from the sender again")
+        what = "" if preset.in_path else "; copy it from the sender again"
+        report.problem(where, f"{reference} {wrong}{what}")
         return False
     doubt = presets.secret_warning(preset, value)
-    if doubt is not None and preset.in_path:
-        report.problem(where, f"{reference} {doubt}; make another: openssl rand -hex 16")
-        return False
     if doubt is not None:
         report.warning(where, f"{reference} {doubt}")
     return True

@@ -67,6 +67,11 @@ Table = Mapping[str, object]
 #   retry, recover  when it sends again by itself, and how to get what never came
 #   notes           what else the operator should know
 # And under `api`, what receiver/api.py says of the sender's API.
+
+# Of a secret in a URL's path: characters that stand there as they are, and how many at least.
+PATH_SECRET_CHARS_MIN = 16
+_PATH_SECRET = re.compile(rb"[A-Za-z0-9_-]{%d,}" % PATH_SECRET_CHARS_MIN)
+
 HMACS = ("sha256", "sha1", "sha512")
 PUBLIC_KEYS = ("ed25519", "ecdsa-p256-sha256")
 # The secret itself is sent, so nothing of the delivery is signed.
@@ -634,6 +639,11 @@ def takes_versioned(preset: Preset) -> bool:
 def secret_problem(preset: Preset, secret: bytes) -> str | None:
     """Why a secret fits none of the preset's schemes, in words without the secret; or None."""
     problems: list[str] = []
+    if preset.in_path and not _PATH_SECRET.fullmatch(secret):
+        return (
+            f"must be at least {PATH_SECRET_CHARS_MIN} letters, digits, _ or -, as it stands in "
+            "the URL (openssl rand -hex 16 makes one)"
+        )
     for scheme in preset.schemes:
         try:
             if scheme.algo == "none" or keys(scheme, secret):

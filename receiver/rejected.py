@@ -152,7 +152,7 @@ def _by_reason(settings: Settings, request: Request) -> Finding:
     detail = request.detail
     match request.reason:
         case "unknown":
-            name = detail.removeprefix("/webhooks/").strip("/")
+            name = detail.removeprefix("/webhooks/").partition("/")[0]
             words = f"no source has the path {detail}{nearest_or_all(name, settings.sources)}"
         case "too-large":
             words = f"{detail}: more than server.body_bytes_max allows; raise it if that is genuine"

@@ -33,6 +33,7 @@ from receiver.console import counted
 from receiver.http import CONNECTIONS_MAX, Connection, Gate, Handshake, Limits
 from receiver.logs import log, trail_of
 from receiver.process import Processor
+from receiver.sources import path_of
 from receiver.worker import Worker, Write
 from store import health
 from store.database import Job, Snapshot, Store, Tx
@@ -309,7 +310,7 @@ class Server:
             log.info("admin %s", url)
         for source in self._settings.sources.values():
             base = source.public_url or listening.public[0]
-            log.info("source %s %s/webhooks/%s", source.name, base, source.name)
+            log.info("source %s %s%s", source.name, base, path_of(source))
         log.info("worker %s", duties.worker_of(self._settings))
         for duty in duties.listed(self._settings):
             log.info("%s", duty)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from receiver import console, duties
+from receiver import caveats, console, duties
 from receiver.captures import reference, secrets_of
 from receiver.config import ConfigError, Rule, Settings, Source, build, read
 from receiver.destinations import Destination
@@ -101,9 +101,18 @@ def others_with_secrets(settings: Settings, source: Source) -> list[Contract]:
     return found
 
 
-def url_of(source: Source) -> str | None:
+def url_of(source: Source, reveal: bool = False) -> str | None:
     """The URL to enter at the sender; None without a public_url."""
-    return None if source.public_url is None else f"{source.public_url}/webhooks/{source.name}"
+    return None if source.public_url is None else source.public_url + path_of(source, reveal)
+
+
+def path_of(source: Source, reveal: bool = False) -> str:
+    """The path of its URL; a secret in it is shown only if `reveal`, with secrets read."""
+    path = f"/webhooks/{source.name}"
+    if not source.contract.preset.in_path:
+        return path
+    secret = next(iter(source.contract.signing), None) if reveal else None
+    return f"{path}/<secret>" if secret is None else f"{path}/{secret.value.decode()}"
 
 
 def rules_of(settings: Settings, source: str) -> list[Rule]:
@@ -140,19 +149,22 @@ def signed_by(scheme: Scheme) -> str:
     return f"{scheme.algo} over {''.join(map(_shown, scheme.signed))}, {scheme.enc}{where}"
 
 
-def described(settings: Settings, source: Source, recent: Last) -> dict[str, object]:
+def described(
+    settings: Settings, source: Source, recent: Last, reveal: bool = False
+) -> dict[str, object]:
     """What `--json` prints; secrets only by reference."""
     contract, refused = source.contract, [_described_rejection(one) for one in recent.rejections]
     return {
         "source": source.name,
         "identity": contract.identity,
         "scheme": source.scheme,
-        "url": url_of(source),
+        "url": url_of(source, reveal),
         "mode": source.mode,
         "livemode": contract.livemode,
         "account": contract.account,
         "tolerance_s": tolerance_of(source),
         "volatile": list(contract.volatile),
+        "told_apart_by": caveats.told_apart_by(contract.preset),
         "gzip": source.body_gzip,
         "allow_ips": [str(network) for network in source.allow_ips],
         "signatures": [signed_by(scheme) for scheme in contract.preset.schemes],
@@ -188,14 +200,14 @@ def row(source: Source, recent: Last, now_ms: int) -> list[console.Cell]:
 
 
 def fields(
-    settings: Settings, source: Source, recent: Last, now_ms: int
+    settings: Settings, source: Source, recent: Last, now_ms: int, reveal: bool = False
 ) -> list[tuple[str, console.Cell]]:
     """The whole contract, name by name, for people."""
     contract = source.contract
     tolerance = tolerance_of(source)
     return [
         ("source", source.name),
-        ("url", url_of(source) or f"<public_url>/webhooks/{source.name} ({NO_URL})"),
+        ("url", url_of(source, reveal) or f"<public_url>{path_of(source, reveal)} ({NO_URL})"),
         ("scheme", source.scheme),
         *(("signature", signed_by(scheme)) for scheme in contract.preset.schemes),
         ("tolerance", None if tolerance is None else f"{tolerance:g} s, in both directions"),
@@ -208,6 +220,7 @@ def fields(
         ("identity", contract.identity),
         ("account", contract.account),
         ("mode", _mode(source)),
+        ("told apart", caveats.told_apart_by(contract.preset)),
         ("volatile", ", ".join(contract.volatile) or None),
         ("gzip", "accepted" if source.body_gzip else None),
         ("allowed", ", ".join(map(str, source.allow_ips)) or None),
@@ -216,6 +229,7 @@ def fields(
             ("destination", f"{one.name}: {duties.place_of(one)}")
             for one in destinations_of(settings, source.name)
         ),
+        *caveats.advice(contract.preset),
         ("worker", duties.worker_of(settings)),
         ("last event", console.moment(recent.event_ms, now_ms)),
         *(("rejected", _rejection(one, now_ms)) for one in recent.rejections),

@@ -145,8 +145,8 @@ reverse.subject = ["data.object.invoice.id", "data.object.invoice"]
 # send = [{ to = "deploy" }]
 
 
-# Shopify: the secret is the app's client secret. The shop stands in a header that is not
-# signed, so name it here.
+# Shopify: the secret is the app's client secret. Shop and topic stand in headers that are not
+# signed, so name the shop here, and let each rule confirm the topic in the body.
 
 # [sources.shopify]
 # scheme = "shopify"
@@ -157,6 +157,7 @@ reverse.subject = ["data.object.invoice.id", "data.object.invoice"]
 # operation = "note-order"
 # source = "shopify"
 # on = ["orders/paid"]
+# expect = { "financial_status" = "paid" }
 # subject = "id"
 # record = { kind = "order", data = { total = "{total_price}", currency = "{currency}" } }
 

@@ -140,12 +140,14 @@ call = "welcome"
 operation = "count-push"
 source = "github"
 on = ["push"]
+when = { "ref" = { exists = true } }
 record = { kind = "push", data = "{ref}" }
 
 [[rules]]
 operation = "count-order"
 source = "shopify"
 on = ["orders/*"]
+when = { "id" = { exists = true } }
 subject = "id"
 record = { kind = "order", data = "{total_price}" }
 

@@ -538,6 +538,43 @@ def test_refusals_reach_the_file_within_about_a_second_counted(edge: Edge) -> No
     ]
 
 
+TOKEN = "t0ken-of-sixteen-or-more"
+PATHS = '[sources.gumroad]\nscheme = "gumroad"\nsecrets = ["env:TOKEN"]\n'
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        (f"/webhooks/gumroad/{TOKEN}", 200),
+        (f"/webhooks/gumroad/{TOKEN}/", 200),
+        (f"/webhooks/gumroad/{TOKEN}?a={TOKEN}", 200),
+        ("/webhooks/gumroad", 401),
+        ("/webhooks/gumroad/", 401),
+        (f"/webhooks/gumroad/{TOKEN}x", 401),
+        (f"/webhooks/gumroad?{TOKEN}", 401),
+        ("/webhooks/gumroad/gumroad", 401),
+        (f"/webhooks/gumroad/a/{TOKEN}", 404),
+        (f"/webhooks/gumroad/{TOKEN}//", 404),
+        (f"/webhooks/stripe/{TOKEN}", 404),
+        (f"/webhooks/gumrod/{TOKEN}", 404),
+        (f"/api/webhooks/gumroad/{TOKEN}", 404),
+    ],
+)
+def test_a_secret_in_the_path_is_judged_and_never_told(
+    edge: Edge, logged: Logged, monkeypatch: pytest.MonkeyPatch, path: str, status: int
+) -> None:
+    monkeypatch.setitem(SECRETS, "TOKEN", TOKEN)
+    edge.app.processor = edge.load(CONFIG + PATHS)
+
+    answer = edge.post(path, b"sale_id=1&resource_name=sale")
+
+    assert answer.status == status
+    kept = edge.rows("select detail from receiver_rejections") + edge.rows(
+        "select * from receiver_rejected"
+    )
+    assert "t0ken" not in f"{edge.refusals()}{kept}{logged.text}{answer}"
+
+
 def test_each_way_to_be_refused_has_its_own_count(edge: Edge) -> None:
     edge.post("/webhooks/github", PUSH)
     edge.post("/webhooks/github", b"x" * (BODY_BYTES_MAX + 1))

@@ -120,7 +120,9 @@ def test_every_command_that_reads_the_config_takes_c(
 ) -> None:
     names = {option for parameter in command.params for option in parameter.opts}
 
-    assert {"-c", "--config"} <= names or path in [("init",), ("demo",), ("version",)]
+    assert {"-c", "--config"} <= names or path in [
+        *(("init",), ("demo",), ("version",), ("sources", "presets"))
+    ]
 
 
 @pytest.mark.parametrize("group", cli.MODULES)
@@ -956,6 +958,51 @@ def test_a_source_is_shown_whole_and_its_secret_never(run: Run, tmp_path: Path) 
     assert SECRETS["STRIPE"] not in json.dumps(found)
     assert found["url"] == "https://hooks.example.com/webhooks/stripe"
     assert found["rules"][0]["operation"] == "initial-credit-grant"
+
+
+def test_a_secret_in_the_url_is_shown_only_to_those_who_ask(run: Run, tmp_path: Path) -> None:
+    secret = "0123456789abcdef0123"
+    tmp_path.joinpath(".env").write_text(f"PING={secret}\n")
+    text = '[sources.shop]\nscheme = "gumroad"\nsecrets = ["env:PING"]\n'
+    top = 'env_file = ".env"\npublic_url = "https://hooks.example.com"\n'
+    configure(tmp_path, top + text)
+
+    for words in (["list"], ["list", "--json"], ["show", "shop"], ["show", "shop", "--json"]):
+        shown = run("sources", *words)
+        assert shown.exit_code == 0
+        assert "https://hooks.example.com/webhooks/shop/<secret>" in shown.stdout
+        assert secret not in shown.output
+    url = f"https://hooks.example.com/webhooks/shop/{secret}"
+    assert url in run("sources", "show", "shop", "--reveal").stdout
+    assert json.loads(run("sources", "show", "shop", "--reveal", "--json").stdout)["url"] == url
+    code, found = checked(run)
+    assert code == 0
+    assert any("Gumroad signs nothing" in warning for warning in found["warnings"])
+    assert secret not in json.dumps(found)
+
+
+def test_check_says_by_what_events_without_an_id_are_told_apart(run: Run, tmp_path: Path) -> None:
+    configure(tmp_path, '[sources.shop]\nscheme = "lemon-squeezy"\nsecrets = ["env:STRIPE"]\n')
+
+    (line,) = (one for one in run("check").stdout.splitlines() if "no event id" in one)
+
+    assert "sources.shop: no event id is sent: one is known by {json:/meta/event_name}:" in line
+    assert "else the digest of its body; two with the same body are one" in line
+    assert "told apart" in run("sources", "show", "shop").stdout
+
+
+def test_the_presets_are_listed_and_each_is_shown(run: Run) -> None:
+    listed = run("sources", "presets").stdout.splitlines()
+    as_json = run("sources", "presets", "--json").stdout.splitlines()
+    shown = run("sources", "presets", "paddle").stdout
+
+    assert [line.split()[0] for line in listed[1:]] == list(presets.names())
+    assert [json.loads(line)["scheme"] for line in as_json] == list(presets.names())
+    for words in ("Paddle Billing", "begins with pdl_ntfset_", "notification_id", "up to 60 times"):
+        assert words in shown
+    unknown = run("sources", "presets", "padle")
+    assert unknown.exit_code == 3
+    assert "did you mean paddle?" in only(unknown)
 
 
 def test_a_source_without_a_public_url_says_what_to_set(run: Run, tmp_path: Path) -> None:

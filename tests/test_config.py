@@ -1316,6 +1316,19 @@ WARNED = [
         "sources.stripe.livemode: is not set, so test events",
     ),
     (GITHUB + "livemode = true", "sources.github.livemode: has no effect, as github events have"),
+    (
+        secrets("", "shopify"),
+        "sources.a.account: is not set, and Shopify names it where no signature covers it "
+        "(header:X-Shopify-Shop-Domain)",
+    ),
+    (
+        GITHUB
+        + '[[rules]]\noperation = "o"\nsource = "github"\non = ["push"]\n'
+        + 'record = { kind = "k", data = "{ref}" }',
+        "rules[0].when: is not set, and GitHub says what an event is where no signature",
+    ),
+    (secrets("", "fillout"), "sources.a.scheme: Fillout signs nothing"),
+    (secrets('"env:PLAIN"', "twitch"), "env:PLAIN does not look like a secret of Twitch"),
     (secrets('"env:SPACED"'), "secrets[0]: env:SPACED: white space around the secret is left out"),
     (
         secrets('"env:PLAIN"'),

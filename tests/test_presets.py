@@ -175,6 +175,24 @@ def test_a_secret_that_looks_like_another_senders_is_named_but_not_shown() -> No
     )
 
 
+@pytest.mark.parametrize("secret", [b"short", b"has a / in it, that is", b"\xff" * 20, b""])
+def test_a_secret_that_can_not_stand_in_a_url_is_refused(secret: bytes) -> None:
+    assert secret_problem(presets.get("gumroad"), b"a" * 16) is None
+    assert "must be at least 16 letters" in str(secret_problem(presets.get("gumroad"), secret))
+
+
+@pytest.mark.parametrize("name", presets.names())
+def test_every_preset_tells_people_what_they_need(name: str) -> None:
+    preset = presets.get(name)
+
+    assert preset.title != name or name == "svix"
+    assert preset.docs is not None
+    assert preset.docs.startswith("https://")
+    assert preset.retry
+    assert preset.recover
+    assert bool(preset.event_id), "what has no id says `body`"
+
+
 def test_problems_of_one_of_several_schemes_name_it() -> None:
     good = {k: v for k, v in CUSTOM.items() if k != "event_id"}
 

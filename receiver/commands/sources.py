@@ -63,23 +63,51 @@ def sources_list(config: Path, as_json: bool, limit: int) -> None:
 @sources.command("show")
 @configured
 @click.argument("name", metavar="SOURCE")
+@click.option("--reveal", is_flag=True, help="Show the secret that is a part of the URL, too.")
 @json_option
-def sources_show(config: Path, name: str, as_json: bool) -> None:
+def sources_show(config: Path, name: str, reveal: bool, as_json: bool) -> None:
     """Show what a source demands of its deliveries, and the URL to enter at the sender.
 
     \b
     Example:
       receiver sources show stripe
     """
-    from receiver.sources import described, fields
+    from receiver.sources import described, fields, with_secrets
 
     settings = load_settings(config)
     source = source_named(settings, name)
     recent = last_of_sources(settings)[name]
+    if reveal:
+        source = with_secrets(source, config)
     if as_json:
-        console.print_json(described(settings, source, recent))
+        console.print_json(described(settings, source, recent, reveal))
     else:
-        console.print_fields(fields(settings, source, recent, shared.now_ms()))
+        console.print_fields(fields(settings, source, recent, shared.now_ms(), reveal))
+
+
+@sources.command("presets")
+@click.argument("name", metavar="[NAME]", required=False)
+@json_option
+def sources_presets(name: str | None, as_json: bool) -> None:
+    """List the senders that `scheme` may name, or show one: ids, secrets, retries, and notes.
+
+    \b
+    Example:
+      receiver sources presets paddle
+    """
+    from receiver import caveats, presets
+
+    try:
+        found = [presets.get(one) for one in ([name] if name else presets.names())]
+    except presets.PresetError as error:
+        raise shared.NotFound(str(error)) from error
+    if as_json:
+        for preset in found:
+            console.print_json(caveats.described(preset))
+    elif name:
+        console.print_fields(list(caveats.fields(found[0])))
+    else:
+        console.print_table(caveats.HEADINGS, list(map(caveats.row, found)), "cut")
 
 
 @sources.command("arm")
