@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from receiver import caveats, presets
+
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("receiver", "store")
 COMMANDS = ROOT / "receiver/commands"
@@ -379,6 +381,24 @@ def project_files() -> Iterator[Path]:
         for path in ROOT.joinpath(folder).rglob("*"):
             if path.is_file() and "__pycache__" not in path.parts:
                 yield path
+
+
+def test_the_readme_lists_every_sender_as_its_preset_is() -> None:
+    head = f"| {' | '.join(caveats.HEADINGS)} |\n|{'---|' * len(caveats.HEADINGS)}"
+    rows = (caveats.row(presets.get(name)) for name in presets.names())
+    lines = (f"| `{name}` | {' | '.join(cells)} |" for name, *cells in rows)
+    table = "\n".join([head, *lines])
+
+    assert f"\n\n{table}\n\n" in (ROOT / "README.md").read_text(), f"write:\n{table}"
+
+
+def test_the_readmes_own_table_is_a_scheme() -> None:
+    text = (ROOT / "README.md").read_text()
+    (example,) = re.findall(r"```toml\n(\[sources\.billing\].*?)```", text, re.DOTALL)
+
+    preset = presets.parse(tomllib.loads(example)["sources"]["billing"]["scheme"])
+
+    assert preset.livemode is not None
 
 
 def test_the_map_in_the_architecture_names_every_file_of_the_code() -> None:
