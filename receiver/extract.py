@@ -167,7 +167,7 @@ def _unquote(raw: bytes) -> bytes:
 class Reading:
     """One delivery being read; its body is decoded when something asks, and once."""
 
-    __slots__ = ("_document", "body", "forms", "headers", "payload", "received_ms", "url")
+    __slots__ = ("_document", "_form", "body", "forms", "headers", "payload", "received_ms", "url")
 
     def __init__(
         self,
@@ -185,6 +185,7 @@ class Reading:
         self.payload = payload
         self.forms = forms
         self._document: Document | None = None
+        self._form: list[tuple[bytes, bytes]] | None = None
 
     @property
     def document(self) -> Document:
@@ -251,8 +252,10 @@ class Reading:
 
     def _fields(self, name: bytes) -> list[bytes]:
         # A text within a JSON body, which may be anybody's, must not pass for a field.
-        start = self.body[:START_BYTES].lstrip()
-        return [] if start[:1] in (b"{", b"[") else form_values(self.body, name)
+        if self._form is None:
+            start = self.body[:START_BYTES].lstrip()
+            self._form = [] if start[:1] in (b"{", b"[") else _pairs(self.body)
+        return [value for field, value in self._form if field == name]
 
 
 def _raw(value: object) -> bytes:

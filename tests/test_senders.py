@@ -1,5 +1,6 @@
 """Each sender's genuine deliveries, what may be made of them, and garbage that it signed."""
 
+import hmac
 import json
 import re
 from collections.abc import Mapping
@@ -14,7 +15,8 @@ from msgspec.structs import replace
 
 from receiver import presets
 from receiver.extract import Headers
-from receiver.presets import BEARERS, Preset, Scheme
+from receiver.handshakes import Handshake
+from receiver.presets import BEARERS, PUBLIC_KEYS, Preset, Scheme
 from receiver.verify import Contract, Delivery, Event, Rejected, Secret, canonical, reread, verify
 from tests.senders import Unsignable, deliver, secret_of
 
@@ -52,20 +54,19 @@ def genuine(preset: Preset, scheme: Scheme, body: bytes | None = None, **values:
     return deliver(preset, body, scheme=scheme, at_ms=NOW_MS, **values)
 
 
-def outcome(contract: Contract, delivery: Delivery) -> Event | Rejected:
-    """One of the two that are declared; anything else is raised."""
+def outcome(contract: Contract, delivery: Delivery) -> tuple[Event, ...] | Rejected | Handshake:
+    """One of those that are declared; anything else is raised."""
     try:
-        (event,) = verify(contract, delivery)
+        return verify(contract, delivery)
     except Rejected as rejected:
         return rejected
-    return event
 
 
 def check(contract: Contract, event: Event, delivery: Delivery) -> None:
     """What holds for every event, whatever its sender signed."""
     assert event.event_id
     assert not re.search("[\x00-\x1f\x7f]", event.key_id + event.type + event.account)
-    assert event.body == delivery.body
+    assert event.body == delivery.body or contract.preset.batch is not None
     assert event.body_sha256 == sha256(event.body).digest()
     digest = canonical(event.body, event.content_type, contract.preset.volatile)
     assert digest is None or len(digest) == 32
@@ -91,11 +92,13 @@ def test_a_genuine_delivery_is_an_event(preset: Preset, number: int) -> None:
     contract = contract_of(preset, scheme)
     delivery = genuine(preset, scheme)
 
-    event = outcome(contract, delivery)
+    events = outcome(contract, delivery)
 
-    assert isinstance(event, Event), event
-    assert event.secret == "env:SECRET"
-    check(contract, event, delivery)
+    assert isinstance(events, tuple), events
+    assert preset.batch is not None or len(events) == 1
+    for event in events:
+        assert event.secret == "env:SECRET"
+        check(contract, event, delivery)
 
 
 @each_scheme
@@ -119,7 +122,8 @@ def test_a_delivery_out_of_its_time_is_refused_as_such(preset: Preset, number: i
     allowed_ms = int(scheme.tolerance_s * 1000)
 
     for late_ms in (allowed_ms, -allowed_ms):
-        assert isinstance(outcome(contract, replace(delivery, received_ms=NOW_MS + late_ms)), Event)
+        found = outcome(contract, replace(delivery, received_ms=NOW_MS + late_ms))
+        assert not isinstance(found, Rejected)
     for late_ms in (allowed_ms + 1000, -allowed_ms - 1000):
         refused = outcome(contract, replace(delivery, received_ms=NOW_MS + late_ms))
         assert isinstance(refused, Rejected)
@@ -141,6 +145,26 @@ def test_a_stronger_signature_that_is_there_but_wrong_is_never_passed_over(
     )
 
     assert isinstance(refused, Rejected)
+
+
+@each_scheme
+def test_secrets_are_compared_as_bytes_in_constant_time(
+    monkeypatch: pytest.MonkeyPatch, preset: Preset, number: int
+) -> None:
+    scheme = preset.schemes[number]
+    contract, delivery = contract_of(preset, scheme), genuine(preset, scheme)
+    compared = []
+    compare = hmac.compare_digest
+
+    def spy(one: bytes, other: bytes) -> bool:
+        assert type(one) is type(other) is bytes
+        compared.append(one)
+        return compare(one, other)
+
+    monkeypatch.setattr("receiver.verify.hmac.compare_digest", spy)
+    outcome(contract, delivery)
+
+    assert compared or scheme.algo in PUBLIC_KEYS
 
 
 GARBAGE = st.binary(max_size=40) | st.sampled_from(
@@ -189,7 +213,7 @@ def test_what_is_made_of_a_genuine_delivery_is_an_event_or_refused(
 
     found = outcome(contract, changed)
 
-    if isinstance(found, Event) and scheme.algo not in BEARERS and scheme.has("body", "payload"):
+    if isinstance(found, tuple) and scheme.algo not in BEARERS and scheme.has("body", "payload"):
         # A good signature over other bytes than these can't be found by chance.
         assert body == delivery.body
 
@@ -266,14 +290,15 @@ def test_garbage_that_the_sender_signed_is_an_event_with_a_usable_key(
         preset, scheme, account=data.draw(st.sampled_from([None, "acct_1"])), livemode=True
     )
 
-    event = outcome(contract, delivery)
+    found = outcome(contract, delivery)
 
     # A time or a token that the garbage lacks is refused where it is part of the body.
-    if isinstance(event, Rejected):
+    if isinstance(found, Rejected):
         assert scheme.sig is not None
         assert scheme.sig.kind != "header" or scheme.ts is not None
-    else:
-        check(contract, event, delivery)
+    elif not isinstance(found, Handshake):
+        for event in found:
+            check(contract, event, delivery)
 
 
 def test_a_text_within_json_never_stands_in_for_what_was_signed() -> None:
@@ -282,17 +307,20 @@ def test_a_text_within_json_never_stands_in_for_what_was_signed() -> None:
     good = genuine(preset, preset.schemes[0], b"payload=%7B%22ref%22%3A%22main%22%7D")
     forged = b'{"ref":"evil","x":"&payload=%7B%22ref%22%3A%22main%22%7D&"}'
 
-    assert isinstance(outcome(contract, good), Event)
+    assert isinstance(outcome(contract, good), tuple)
     assert isinstance(outcome(contract, replace(good, body=forged)), Rejected)
 
 
-def event(name: str, body: Mapping[str, Any] | bytes, at_ms: int = NOW_MS, **values: Any) -> Event:
+def event_of(
+    name: str, body: Mapping[str, Any] | bytes, at_ms: int = NOW_MS, **values: Any
+) -> Event:
     preset = presets.get(name)
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     delivery = deliver(preset, content, at_ms=at_ms, **values)
     found = outcome(contract_of(preset, preset.schemes[0]), delivery)
-    assert isinstance(found, Event), found
-    return found
+    assert isinstance(found, tuple), found
+    (event,) = found
+    return event
 
 
 ORDER = {
@@ -309,12 +337,12 @@ def test_events_without_an_id_are_told_apart_by_what_the_sender_says_of_them() -
     later = json.loads(json.dumps(ORDER).replace("10:00:00", "10:00:09"))
     renewed = json.loads(json.dumps(ORDER).replace("a?e=1", "a?e=2"))
 
-    first = event("lemon-squeezy", ORDER)
+    first = event_of("lemon-squeezy", ORDER)
 
     assert first.event_id == ("subscription_updated:subscriptions:1:2026-01-01T10:00:00.000000Z")
     assert first.id_signed
-    assert event("lemon-squeezy", later).event_id != first.event_id
-    again = event("lemon-squeezy", renewed)
+    assert event_of("lemon-squeezy", later).event_id != first.event_id
+    again = event_of("lemon-squeezy", renewed)
     volatile = presets.get("lemon-squeezy").volatile
     assert again.event_id == first.event_id
     assert canonical(again.body, "json", volatile) == canonical(first.body, "json", volatile)
@@ -366,21 +394,21 @@ def test_events_without_an_id_are_told_apart_by_what_the_sender_says_of_them() -
 def test_ids_and_types_are_found_where_the_sender_has_them(
     name: str, body: Any, event_id: str, type_: str
 ) -> None:
-    found = event(name, body)
+    found = event_of(name, body)
 
     assert (found.event_id, found.type) == (event_id, type_)
 
 
 def test_a_sender_that_says_the_same_each_time_is_heard_each_time() -> None:
-    first = event("mollie-classic", b"id=tr_1")
-    second = event("mollie-classic", b"id=tr_1", at_ms=NOW_MS + 1)
+    first = event_of("mollie-classic", b"id=tr_1")
+    second = event_of("mollie-classic", b"id=tr_1", at_ms=NOW_MS + 1)
 
     assert first.event_id != second.event_id
     assert not first.id_signed
 
 
 def test_a_body_is_its_events_id_where_nothing_else_is() -> None:
-    found = event("paystack", {"event": "invoice.update", "data": {"domain": "live"}})
+    found = event_of("paystack", {"event": "invoice.update", "data": {"domain": "live"}})
 
     assert found.event_id == f"sha256:{found.body_sha256.hex()}"
     assert found.id_signed
