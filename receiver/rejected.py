@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from receiver import explain
+from receiver.captures import complete
 from receiver.config import ConfigError, Settings, Source
 from receiver.console import rfc3339
 from receiver.explain import Clocks, Finding
@@ -29,7 +30,7 @@ class Untakable(Exception):
 
 
 def explained(
-    settings: Settings, request: Request, clocks: Clocks | None = None
+    settings: Settings, request: Request, seen: Snapshot, clocks: Clocks | None = None
 ) -> tuple[Finding, ...]:
     """Why it was refused, as far as what was kept tells; reads secrets."""
     source = settings.sources.get(request.source)
@@ -38,7 +39,7 @@ def explained(
     try:
         delivery = delivery_of(source, request)
         if delivery is not None:
-            own = with_secrets(source, settings.path).contract
+            own = complete(with_secrets(source, settings.path).contract, seen)
             others = others_with_secrets(settings, source)
             return explain.explain(own, delivery, others, clocks)
     except ConfigError as error:
@@ -100,15 +101,15 @@ def events_of(source: Source, kept: Kept) -> tuple[Event, ...]:
         raise Untakable(f"rejection {number}: {LET_GO}")
     timeless = msgspec.structs.replace(source.contract, tolerance_s=math.inf)
     try:
-        proved = verify(timeless, delivery)
+        judged = verify(timeless, delivery)
     except Rejected as error:
         raise Untakable(
             f"rejection {number} matches none of the secrets of {source.name} any more "
             f"({error.detail}): put the one back that it was signed with, or have it sent again"
         ) from error
-    if isinstance(proved, Handshake):
-        raise Untakable(f"rejection {number} is a handshake: the sender has to begin it anew")
-    return proved
+    if isinstance(judged, Handshake) or not judged:
+        raise Untakable(f"rejection {number} holds no event: it was a handshake, or an empty batch")
+    return judged
 
 
 def as_line(one: Line) -> dict[str, object]:
@@ -152,7 +153,7 @@ def _by_reason(settings: Settings, request: Request) -> Finding:
     detail = request.detail
     match request.reason:
         case "unknown":
-            name = detail.removeprefix("/webhooks/").partition("/")[0]
+            name = detail.removeprefix("/webhooks/").strip("/")
             words = f"no source has the path {detail}{nearest_or_all(name, settings.sources)}"
         case "too-large":
             words = f"{detail}: more than server.body_bytes_max allows; raise it if that is genuine"

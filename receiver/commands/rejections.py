@@ -26,6 +26,7 @@ from receiver.commands.shared import (
     since_option,
     source_named,
     why_option,
+    with_captured,
 )
 
 if TYPE_CHECKING:
@@ -116,7 +117,8 @@ def rejections_explain(config: Path, name: str, as_json: bool) -> None:
     with reading(settings) as seen:
         kept = named.rejection(seen, name)
         clocks = clocks_near(seen, settings, kept.request.received_ms, at)
-    findings = explained(settings, kept.request, clocks) if kept.accepted_ms is None else ()
+        accepted = kept.accepted_ms is not None
+        findings = () if accepted else explained(settings, kept.request, seen, clocks)
     if as_json:
         console.print_json(as_object(kept, findings))
         return
@@ -138,6 +140,8 @@ def rejections_accept(config: Path, name: str, reason: str) -> int:
     Example:
       receiver rejections accept 12 --reason "our clock was wrong"
     """
+    from msgspec.structs import replace
+
     from receiver import named, operate
     from receiver.sources import with_secrets
 
@@ -145,6 +149,7 @@ def rejections_accept(config: Path, name: str, reason: str) -> int:
     with reading(settings) as seen:
         kept = named.rejection(seen, name)
     source = with_secrets(source_named(settings, kept.request.source), config)
+    source = replace(source, contract=with_captured(settings, source.contract))
     with operating(settings, reason) as (store, processor, by):
         taken = operate.accept(store, processor, source, kept.number, by)
         drain(store, processor)
