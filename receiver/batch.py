@@ -58,7 +58,7 @@ def split(batch: Batch, body: bytes) -> list[Element]:
         if len(elements) > ELEMENTS_MAX:
             raise NotSplit(_TOO_MANY)
     if not found:
-        raise NotSplit(f"no list at {' or '.join(map(_text, batch.at))}")
+        raise NotSplit(f"no list at {' or '.join(map(text_of, batch.at))}")
     return elements
 
 
@@ -123,7 +123,7 @@ def _values(raw: msgspec.Raw, step: str) -> list[msgspec.Raw] | None:
     return None if value is None else [value]
 
 
-def _text(path: Path) -> str:
+def text_of(path: Path) -> str:
     return f"json:/{'/'.join(step.replace('~', '~0').replace('/', '~1') for step in path)}"
 
 

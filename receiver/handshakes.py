@@ -251,7 +251,11 @@ def _check(reader: "_Reader", rule: Rule) -> None:
     """What no single field can tell."""
     signs = any(piece.hmac for piece in rule.body)
     rules = [
-        ("when", not rule.when, "must say how such a request is told from a delivery"),
+        (
+            "when",
+            not rule.when and rule.method == "POST",
+            "must say how such a request is told from a delivery",
+        ),
         ("when", rule.method not in METHODS, f"method must be one of {', '.join(METHODS)}"),
         ("after_verify", rule.after_verify and rule.method != "POST", "only a POST is signed"),
         # It would sign whatever anybody asks it to.

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import msgspec
 
-from receiver import caveats, console, duties
+from receiver import batch, caveats, console, duties
 from receiver.captures import reference, secrets_of
 from receiver.config import ConfigError, Rule, Settings, Source, build, read
 from receiver.destinations import Destination
-from receiver.presets import Part, Scheme
+from receiver.handshakes import Rule as HandshakeRule
+from receiver.presets import Part, Preset, Scheme
 from receiver.shown import times
 from receiver.verify import Contract, Secret
 from store import captured, inbox, rejections, secrets
@@ -149,6 +150,19 @@ def signed_by(scheme: Scheme) -> str:
     return f"{scheme.algo} over {''.join(map(_shown, scheme.signed))}, {scheme.enc}{where}"
 
 
+def handshake_words(rule: HandshakeRule) -> str:
+    """As in `GET with query:hub.mode, query:hub.verify_token: 200`."""
+    places = ", ".join(condition.place.text for condition in rule.when)
+    when = f"{rule.method} with {places}" if places else rule.method
+    return f"{when}{', signed' if rule.after_verify else ''}: {rule.status}"
+
+
+def _batch(preset: Preset) -> str | None:
+    if preset.batch is None:
+        return None
+    return f"each of {', '.join(batch.text_of(path) for path in preset.batch.at)} is an event"
+
+
 def described(
     settings: Settings, source: Source, recent: Last, reveal: bool = False
 ) -> dict[str, object]:
@@ -171,6 +185,8 @@ def described(
         "secrets": [_described_secret(secret, recent) for secret in _secrets(source, recent)],
         "captured": [described_captured(one) for one in recent.captured],
         "armed_until": console.rfc3339(None if recent.armed is None else recent.armed.until_ms),
+        "handshakes": [handshake_words(rule) for rule in contract.preset.handshakes],
+        "batch": _batch(contract.preset),
         "rules": [
             {
                 "operation": rule.operation,
@@ -210,6 +226,8 @@ def fields(
         ("url", url_of(source, reveal) or f"<public_url>{path_of(source, reveal)} ({NO_URL})"),
         ("scheme", source.scheme),
         *(("signature", signed_by(scheme)) for scheme in contract.preset.schemes),
+        *(("handshake", handshake_words(rule)) for rule in contract.preset.handshakes),
+        ("batch", _batch(contract.preset)),
         ("tolerance", None if tolerance is None else f"{tolerance:g} s, in both directions"),
         *(
             ("secret", _secret(source, secret, recent, now_ms))

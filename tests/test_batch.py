@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from receiver import batch
+from receiver import batch, presets
 from receiver.batch import ELEMENTS_MAX, Batch, Element, NotSplit, split
 from receiver.presets import PresetError, parse
 from receiver.verify import Contract, Delivery, Event, Rejected, Secret, reread, verdict, verify
@@ -308,6 +309,115 @@ def test_whatever_is_signed_is_split_into_events(document: object) -> None:
 
     for event in events:
         assert event.document == json.loads(event.body)
+
+
+# The senders that send batches; each body as the sender documents it
+
+BATCHES: dict[str, tuple[object, list[tuple[str, str, str]]]] = {
+    "sendgrid": (
+        [
+            {"sg_event_id": "s1", "event": "delivered", "timestamp": 1},
+            {"sg_event_id": "s2", "event": "open", "timestamp": 2},
+        ],
+        [("s1", "delivered", ""), ("s2", "open", "")],
+    ),
+    "gocardless": (
+        {
+            "events": [
+                {"id": "EV1", "resource_type": "payments", "action": "paid_out"},
+                {
+                    "id": "EV2",
+                    "resource_type": "mandates",
+                    "action": "created",
+                    "links": {"organisation": "OR1"},
+                },
+            ],
+            "meta": {"webhook_id": "WB1"},
+        },
+        [("EV1", "payments.paid_out", ""), ("EV2", "mandates.created", "OR1")],
+    ),
+    "hubspot": (
+        [
+            {
+                "eventId": 1,
+                "subscriptionType": "contact.creation",
+                "portalId": 62515,
+                "objectId": 123,
+                "occurredAt": 5,
+                "attemptNumber": 0,
+            }
+        ],
+        [("contact.creation:1:123:5", "contact.creation", "62515")],
+    ),
+    "meta": (
+        {
+            "object": "whatsapp_business_account",
+            "entry": [
+                {
+                    "id": "88",
+                    "changes": [
+                        {"field": "messages", "value": {"messages": [{"id": "wamid.1"}]}},
+                        {
+                            "field": "messages",
+                            "value": {"statuses": [{"id": "wamid.1", "status": "read"}]},
+                        },
+                    ],
+                },
+                {"id": "99", "messaging": [{"timestamp": 1, "message": {"mid": "m_1"}}]},
+            ],
+        },
+        [
+            ("wamid.1", "messages", "88"),
+            ("wamid.1:read", "messages", "88"),
+            ("m_1", "message", "99"),
+        ],
+    ),
+    "xero": (
+        {
+            "events": [
+                {
+                    "tenantId": "t1",
+                    "eventCategory": "INVOICE",
+                    "eventType": "UPDATE",
+                    "resourceId": "r1",
+                    "eventDateUtc": "2017-06-21T01:15:39.902",
+                }
+            ],
+            "firstEventSequence": 1,
+            "lastEventSequence": 1,
+            "entropy": "S0m3r4nd0mt3xt",
+        },
+        [("t1:INVOICE:UPDATE:r1:2017-06-21T01:15:39.902", "INVOICE.UPDATE", "t1")],
+    ),
+}
+
+
+def read(name: str, document: object) -> list[tuple[str, str, str]]:
+    preset = replace(presets.get(name), schemes=parse(SIGNED).schemes)
+    judged = verify(
+        Contract(name, name, preset, (Secret("env:IT", KEY),)),
+        signed(json.dumps(document).encode()),
+    )
+    assert isinstance(judged, tuple)
+    assert [event.defect for event in judged] == [None] * len(judged)
+    return [(event.event_id, event.type, event.account) for event in judged]
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_each_sender_of_batches_is_split_into_its_events(name: str) -> None:
+    document, wanted = BATCHES[name]
+
+    assert read(name, document) == wanted
+
+
+def test_two_equal_events_of_asana_at_different_times_are_two() -> None:
+    event = {"action": "changed", "resource": {"gid": "1", "resource_type": "task"}}
+    first, second = event | {"created_at": "10:00"}, event | {"created_at": "10:01"}
+
+    found = read("asana", {"events": [first, second, first]})
+
+    assert len({event_id for event_id, _, _ in found}) == 2
+    assert {type for _, type, _ in found} == {"task.changed"}
 
 
 # Elements that are signed each by itself

@@ -4,17 +4,24 @@ import hmac
 import json
 import signal
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from receiver.config import load
+from receiver.process import Processor
 from store import captured
 from store.database import Store
+from tests import vectors
 from tests.command import Command
 from tests.conftest import Clock, World
 from tests.service import SECRETS, Service, Start, delivery, services, until, word
-from tests.test_app import request
-from tests.test_http import Reply
+from tests.test_app import Edge, loop, request
+from tests.test_http import Loop, Reply
+from tests.vectors import Vector
+
+__all__ = ["loop"]
 
 SECRET = "b537207f20cbfa02357cf448134da559"
 SCHEME = """
@@ -47,6 +54,8 @@ secrets = ["env:GITHUB", {{ secret = "env:SHOPIFY", name = "verify_token" }}]
 when = {{ method = "GET", "query:token" = {{ secret = "verify_token" }} }}
 content_type = "text/plain"
 body = "{{query:challenge}}"
+[[sources.asked.scheme.handshakes]]
+when = {{ method = "HEAD" }}
 [[sources.asked.scheme.handshakes]]
 when = {{ "json:/type" = 0 }}
 after_verify = true
@@ -276,6 +285,14 @@ def test_a_get_with_another_token_is_refused_and_a_get_elsewhere_is_no_method(
     assert ask(service, "asked", "challenge=1&token=x", "PUT").status == 405
 
 
+def test_a_head_is_answered_where_the_sender_looks_with_one(service: Service) -> None:
+    with service.wire() as wire:
+        wire.send(request("HEAD", "/webhooks/asked", b"", []))
+        assert wire.answer("HEAD").status == 200
+        wire.send(request("HEAD", "/webhooks/hook", b"", []))
+        assert wire.answer("HEAD").status == 405
+
+
 def test_a_huge_challenge_is_not_sent_back(service: Service) -> None:
     token = SECRETS["SHOPIFY"].replace(" ", "+")
 
@@ -335,6 +352,71 @@ def test_a_batch_that_was_cut_off_in_the_middle_is_as_if_it_never_came(service: 
     found = service.rows("select event_id, state from receiver_events order by event_id")
     assert found == [("a", "done"), ("b", "done"), ("f", "done")]
     assert service.value("select count(*) from receiver_records") == 3
+
+
+# Every handshake of the vectors, at its time
+
+
+class At(Edge):
+    """The app for the sender of a vector, at the vector's time."""
+
+    def __init__(self, loop: Loop, folder: Path, vector: Vector) -> None:
+        self.vector = vector
+        super().__init__(loop, folder, Clock(vector["now"] * 1000))
+
+    def load(self, text: str) -> Processor:
+        config, _ = vectors.config(self.vector)
+        path = self.folder / "receiver.toml"
+        path.write_text(config.replace("env_file", "#"))
+        known = {one.reference[4:]: one.value.decode() for one in vectors.secrets(self.vector)}
+        return Processor.load(load(path, environment=known))
+
+    def ask(self) -> Reply:
+        headers = list(self.vector["headers"].items())
+        path = "/webhooks/x" + self.vector["url"].removeprefix(
+            f"https://hooks.example.com/in/{self.vector['provider']}"
+        )
+        with self.wire() as wire:
+            return wire.ask(
+                request(self.vector["method"], path, vectors.body(self.vector), headers)
+            )
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("slack-url-verification", "discord-interaction-ping", "discord-webhook-event-ping"),
+        *("notion-verification-token", "meta-get-challenge", "dropbox-get-challenge"),
+        *("twitch-challenge", "woocommerce-ping", "xero-intent-to-receive-ok"),
+        "xero-intent-to-receive-bad",
+    ],
+)
+def test_a_server_gives_each_sender_exactly_the_answer_that_it_wants(
+    loop: Loop, tmp_path: Path, name: str
+) -> None:
+    vector = vectors.named(name)
+    wanted = vector["response"]
+    with closing(At(loop, tmp_path, vector)) as edge:
+        if name == "notion-verification-token":
+            assert edge.ask().status == 401
+            until_ms = edge.clock.now_ms + 1
+            edge.loop.run(_armed(edge, until_ms))
+
+        answer = edge.ask()
+
+        assert answer.status == wanted["status"]
+        assert answer.body.decode() == wanted.get("body", "")
+        if "content_type" in wanted:
+            assert answer.headers["content-type"] == wanted["content_type"]
+        for header, value in wanted.get("headers", {}).items():
+            assert answer.headers[header.lower()] == value
+        assert edge.count() == 0
+
+
+async def _armed(edge: At, until_ms: int) -> None:
+    """The app sees what is in the file, as a server's does about once a second."""
+    await edge.writer.submit(lambda tx: captured.arm(tx, "x", until_ms, "me"))
+    await edge.writer.submit(lambda tx: edge.app.captures.look(tx, edge.processor.settings))
 
 
 # In the file
@@ -430,6 +512,22 @@ def test_only_a_source_whose_sender_hands_over_a_secret_is_armed(command: Comman
     assert ran.code == 2
     assert "stripe hands over no secret" in ran.err
     assert command("sources", "arm", "nobody").code == 3
+
+
+def test_check_says_that_a_named_secret_is_missing(
+    world: World, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GITHUB", SECRETS["GITHUB"])
+    monkeypatch.setenv("STRIPE", SECRETS["STRIPE"])
+    meta = '[sources.meta]\nscheme = "meta"\nsecrets = ["env:GITHUB"%s]\n'
+    world.configure(meta % "")
+    (told,) = command.objects("sources", "show", "meta")
+
+    assert "has none named verify_token" in command("check").out
+    assert told["handshakes"] == ["GET with query:hub.mode, query:hub.verify_token: 200"]
+    assert "json:/entry/*/changes/*" in told["batch"]
+    world.configure(meta % ', { secret = "env:STRIPE", name = "verify_token" }')
+    assert "has none named" not in command("check").out
 
 
 def test_check_says_that_a_secret_is_still_to_come(world: World, command: Command) -> None:

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from receiver import presets
 from receiver.handshakes import ECHO_CHARS_MAX, UNVERIFIED_BYTES_MAX, Handshake
 from receiver.presets import PresetError, parse
 from receiver.verify import Contract, Delivery, Rejected, Secret, verdict, verify
@@ -247,7 +248,7 @@ def test_a_verdict_needs_no_secret_for_a_handshake_that_needs_none() -> None:
     ("shake", "problem"),
     [
         ({}, "handshakes[0].when: must be a table"),
-        ({"when": {"method": "GET"}}, "handshakes[0].when: must say how"),
+        ({"when": {"method": "POST"}}, "handshakes[0].when: must say how"),
         ({"when": {"method": "PUT", "query:a": "*"}}, "method must be one of POST, GET, HEAD"),
         ({"when": {"cookie:a": "*"}}, "'cookie:a' is no place"),
         ({"when": {"json:/a": 1.5}}, "json:/a must be a text, a whole number"),
@@ -334,3 +335,59 @@ def test_whatever_is_signed_is_answered_judged_or_refused(document: object, type
     else:
         assert isinstance(judged, tuple)
         assert len(judged) == 1
+
+
+# The senders whose handshakes no vector has
+
+
+def made(name: str, headers: dict[str, str], document: object, *secrets: Secret) -> Handshake:
+    preset = presets.get(name)
+    body = document if isinstance(document, bytes) else json.dumps(document).encode()
+    return shaken(Contract(name, name, preset, secrets, armed=True), posted(body, headers))
+
+
+def test_zoom_gets_the_proof_that_it_asks_for() -> None:
+    body = b'{"event":"endpoint.url_validation","payload":{"plainToken":"qgg8vlvZRS6UYooatFL8Aw"}}'
+    at = str(NOW_MS // 1000)
+    mac = hmac.new(KEY, f"v0:{at}:".encode() + body, "sha256").hexdigest()
+    headers = {"x-zm-request-timestamp": at, "x-zm-signature": f"v0={mac}"}
+
+    given = made("zoom", headers, body, Secret("env:ZOOM", KEY))
+
+    # developers.zoom.us/docs/api/webhooks, "Validate your webhook endpoint"
+    proof = hmac.new(KEY, b"qgg8vlvZRS6UYooatFL8Aw", "sha256").hexdigest()
+    assert json.loads(given.body) == {
+        "plainToken": "qgg8vlvZRS6UYooatFL8Aw",
+        "encryptedToken": proof,
+    }
+    assert (given.status, given.content_type) == (200, "application/json")
+
+
+def test_asana_gets_its_secret_back() -> None:
+    given = made("asana", {"X-Hook-Secret": "b537207f"}, b"")
+
+    assert (given.status, given.body, given.captured) == (200, b"", b"b537207f")
+    assert ("X-Hook-Secret", "b537207f") in given.all_headers
+
+
+def test_githubs_ping_is_answered_only_if_the_body_is_one_too() -> None:
+    def ping(document: dict[str, object]) -> Delivery:
+        body = json.dumps(document).encode()
+        mac = hmac.new(KEY, body, "sha256").hexdigest()
+        headers = {"X-GitHub-Event": "ping", "X-GitHub-Delivery": "d-1"}
+        return posted(body, headers | {"X-Hub-Signature-256": f"sha256={mac}"})
+
+    github = Contract("github", "github", presets.get("github"), (Secret("env:HUB", KEY),))
+
+    assert shaken(github, ping({"zen": "x", "hook_id": 1})).status == 200
+    # A push that is sent again as a ping, by whoever saw it, must not vanish.
+    assert isinstance(verify(github, ping({"ref": "refs/heads/main"})), tuple)
+
+
+def test_every_handshake_of_the_senders_is_a_rule_that_can_be_met() -> None:
+    talkers = {name for name in presets.names() if presets.get(name).handshakes}
+
+    assert talkers == {
+        *("asana", "discord", "dropbox", "github", "intercom", "meta", "notion", "slack"),
+        *("twitch", "woocommerce", "zoom"),
+    }
