@@ -10,7 +10,15 @@ from typing import Any
 import click
 
 from receiver import __version__, console
-from receiver.commands.shared import FINE, FOUND, MISSING, USAGE, Failure, Listed
+from receiver.commands.shared import (
+    COMPLETION_VARIABLE,
+    FINE,
+    FOUND,
+    MISSING,
+    USAGE,
+    Failure,
+    Listed,
+)
 
 #: Characters of an unexpected error's message.
 WORDS_CHARS_MAX = 500
@@ -27,6 +35,7 @@ SECTIONS = {
         "check": "setup",
         "sources": "sources",
         "version": "setup",
+        "completion": "completion",
     },
     "Try out": {"demo": "trying", "send": "trying", "verify": "trying"},
     "Look and repair": {
@@ -87,7 +96,8 @@ class Commands(Listed):
 
         def run() -> Any:
             check_text(given)
-            return main(args, prog_name, complete_var, standalone_mode=False, **extra)
+            variable = complete_var or COMPLETION_VARIABLE
+            return main(args, prog_name, variable, standalone_mode=False, **extra)
 
         if not standalone_mode:
             return run()

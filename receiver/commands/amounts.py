@@ -22,6 +22,7 @@ from receiver.commands.shared import (
     drain,
     listing,
     load_settings,
+    names_in,
     next_step,
     operating,
     print_listing,
@@ -92,7 +93,13 @@ def ledger_list(
 
 
 @ledger.command("grant")
-@click.option("--source", required=True, metavar="NAME", help="The source or its identity.")
+@click.option(
+    "--source",
+    required=True,
+    metavar="NAME",
+    shell_complete=names_in("sources"),
+    help="The source or its identity.",
+)
 @account_option
 @click.option("--subject", required=True, metavar="SUBJECT", help="E.g. the invoice's id.")
 @click.option("--operation", required=True, metavar="NAME", help="The rule's operation.")
@@ -186,7 +193,12 @@ def ledger_adjust(
 
 @ledger.command("revert")
 @click.argument("entry", metavar="[SOURCE/ACCOUNT/SUBJECT/OPERATION]", required=False)
-@click.option("--source", metavar="NAME", help="Instead of the argument: its four parts.")
+@click.option(
+    "--source",
+    metavar="NAME",
+    shell_complete=names_in("sources"),
+    help="Instead of the argument: its four parts.",
+)
 @account_option
 @click.option("--subject", metavar="SUBJECT")
 @click.option("--operation", metavar="NAME")

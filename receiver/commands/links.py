@@ -16,6 +16,7 @@ from receiver.commands.shared import (
     drain,
     listing,
     load_settings,
+    names_in,
     next_step,
     operating,
     print_listing,
@@ -35,7 +36,12 @@ def links() -> None:
 
 @links.command("list")
 @listing
-@click.option("--source", metavar="NAME", help="Only links of this source.")
+@click.option(
+    "--source",
+    metavar="NAME",
+    shell_complete=names_in("sources"),
+    help="Only links of this source.",
+)
 @click.option("--customer", metavar="CUSTOMER", help="Only links of this customer.")
 @click.option("--workspace", metavar="WORKSPACE", help="Only links to this workspace.")
 def links_list(
@@ -77,7 +83,7 @@ def links_list(
 
 
 @links.command("add")
-@click.argument("source", metavar="SOURCE")
+@click.argument("source", metavar="SOURCE", shell_complete=names_in("sources"))
 @click.argument("customer", metavar="CUSTOMER")
 @click.argument("workspace", metavar="WORKSPACE")
 @account_option
@@ -123,7 +129,7 @@ def links_add(
 
 
 @links.command("remove")
-@click.argument("source", metavar="SOURCE")
+@click.argument("source", metavar="SOURCE", shell_complete=names_in("sources"))
 @click.argument("customer", metavar="CUSTOMER")
 @account_option
 @reason_option

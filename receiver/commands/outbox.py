@@ -18,6 +18,7 @@ from receiver.commands.shared import (
     json_option,
     listing,
     load_settings,
+    names_in,
     next_step,
     print_listing,
     progress,
@@ -39,7 +40,10 @@ message_state_option = click.option(
 
 
 destination_option = click.option(
-    "--destination", metavar="NAME", help="Only messages to this destination."
+    "--destination",
+    metavar="NAME",
+    shell_complete=names_in("destinations"),
+    help="Only messages to this destination.",
 )
 
 
@@ -138,7 +142,12 @@ def outbox_show(config: Path, message: str, with_body: bool, as_json: bool) -> N
     type=click.Choice(("dead", "pending", "cancelled", "review")),
     help="Those in this state [with --destination alone: dead].",
 )
-@click.option("--destination", metavar="NAME", help="Those to this destination.")
+@click.option(
+    "--destination",
+    metavar="NAME",
+    shell_complete=names_in("destinations"),
+    help="Those to this destination.",
+)
 @click.option("--yes", is_flag=True, help="Don't ask before more than one is sent.")
 @reason_option
 @configured

@@ -18,6 +18,7 @@ from receiver.commands.shared import (
     json_option,
     listing,
     load_settings,
+    names_in,
     next_step,
     operating,
     print_findings,
@@ -47,7 +48,9 @@ def rejections() -> None:
 
 @rejections.command("list")
 @listing
-@click.option("--source", metavar="NAME", help="Only of this source.")
+@click.option(
+    "--source", metavar="NAME", shell_complete=names_in("sources"), help="Only of this source."
+)
 @click.option("--reason", type=click.Choice(REASONS), help="Only for this reason.")
 @since_option
 def rejections_list(

@@ -38,6 +38,9 @@ ROW_MAX = 2**63 - 1
 #: Characters of a command's first sentence in a list.
 SUMMARY_CHARS_MAX = 200
 
+#: What a shell sets to ask for completions.
+COMPLETION_VARIABLE = "_RECEIVER_COMPLETE"
+
 FINE, FOUND, USAGE, MISSING = 0, 1, 2, 3
 
 
@@ -104,6 +107,24 @@ def _config_path(context: click.Context, parameter: click.Parameter, value: Path
         "run `receiver init`, or name a file with --config",
         code=USAGE,
     )
+
+
+def names_in(table: str) -> Callable[[click.Context, click.Parameter, str], list[str]]:
+    """Completes the names that the config has in a table, as in `sources`."""
+
+    def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+        # Without the checks of the whole, which take long to import: a shell waits for this.
+        import tomllib
+
+        places = (context.params.get("config"), os.environ.get("RECEIVER_CONFIG"), *PLACES)
+        for place in filter(None, places):
+            with contextlib.suppress(OSError, ValueError):
+                found = tomllib.loads(Path(place).read_text()).get(table)
+                names = list(found) if isinstance(found, dict) else []
+                return [name for name in names if name.startswith(incomplete)]
+        return []
+
+    return complete
 
 
 def configured(command: Callable[P, R]) -> Callable[P, R]:
@@ -227,7 +248,10 @@ state_option = click.option(
 
 
 source_option = click.option(
-    "--source", metavar="NAME", help="Only events that this source received."
+    "--source",
+    metavar="NAME",
+    shell_complete=names_in("sources"),
+    help="Only events that this source received.",
 )
 
 

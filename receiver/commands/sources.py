@@ -17,6 +17,7 @@ from receiver.commands.shared import (
     json_option,
     listing,
     load_settings,
+    names_in,
     next_step,
     reading,
     reason_option,
@@ -62,7 +63,7 @@ def sources_list(config: Path, as_json: bool, limit: int) -> None:
 
 @sources.command("show")
 @configured
-@click.argument("name", metavar="SOURCE")
+@click.argument("name", metavar="SOURCE", shell_complete=names_in("sources"))
 @click.option("--reveal", is_flag=True, help="Show the secret that is a part of the URL, too.")
 @json_option
 def sources_show(config: Path, name: str, reveal: bool, as_json: bool) -> None:

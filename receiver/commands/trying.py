@@ -23,6 +23,7 @@ from receiver.commands.shared import (
     json_option,
     load_settings,
     name_of,
+    names_in,
     next_step,
     print_findings,
     read_limited,
@@ -44,7 +45,7 @@ EXPLAINED = ("bad-signature", "expired")
 
 @click.command()
 @configured
-@click.argument("source", metavar="SOURCE")
+@click.argument("source", metavar="SOURCE", shell_complete=names_in("sources"))
 @click.argument("event_type", metavar="TYPE")
 @click.option(
     "--file",
@@ -121,7 +122,7 @@ def send(
 
 @click.command()
 @configured
-@click.argument("source", metavar="SOURCE")
+@click.argument("source", metavar="SOURCE", shell_complete=names_in("sources"))
 @click.option(
     "--request",
     "request_file",
