@@ -173,6 +173,16 @@ class Processor:
             for row in rows
         ]
 
+    def apply_released(self, tx: Tx) -> Outcome | None:
+        """Apply the oldest event that was released, or None if there is none."""
+        rows = inbox.released(tx, 1)
+        return self._apply_due(tx, rows[0]) if rows else None
+
+    def keep_released(self, tx: Tx, why: str) -> Outcome | None:
+        """The oldest released event ended the whole transaction, twice."""
+        rows = inbox.released(tx, 1)
+        return self.keep_stored(tx, why, rows[0]) if rows else None
+
     def replay(self, tx: Tx, row: int, prepared: Prepared = UNPREPARED) -> Outcome:
         """Run a stored event again, whatever its state, by the same idempotent path.
 

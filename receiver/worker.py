@@ -65,6 +65,8 @@ class Worker:
         """Begin, or after a reload begin for destinations that are new."""
         settings = self.processor().settings
         wanted: list[Group] = [Events(self)]
+        if settings.worker.run == "separate":
+            wanted.append(Released(self))
         wanted += [Messages(self, name) for name in settings.destinations]
         wanted += [Fetches(self, one.name) for one in settings.sources.values() if one.api]
         new = {group.name: group for group in wanted if group.name not in self._groups}
@@ -191,6 +193,20 @@ class Group:
                     raise
                 log.warning("not written yet", thread=self.name, why=str(error))
                 time.sleep(UNAVAILABLE_S)
+
+
+class Released(Group):
+    """Applies events whose fact has come. Inside the server its writer does that."""
+
+    name = "released"
+
+    def due_ms(self, snapshot: Snapshot) -> int | None:
+        return 0 if inbox.released(snapshot, 1) else None
+
+    def step(self, owner: str) -> float | None:
+        processor = self.worker.processor()
+        applied = self.worker.write(processor.apply_released, processor.keep_released)
+        return None if applied is None else 0
 
 
 class Taken(NamedTuple):

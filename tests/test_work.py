@@ -62,6 +62,19 @@ def test_it_applies_what_was_queued_and_sends_what_is_owed(apart: World, peer: P
     assert [apart.state(name) for name in ("evt_1", "evt_2")] == ["done", "done"]
 
 
+def test_it_applies_what_was_released_without_a_server(apart: World, peer: Peer) -> None:
+    apart.invoice("evt_1", "in_1", source="connect")
+    apart.stripe("evt_2", "credit_note.created", id="cn_1", invoice="in_1", credits=30)
+
+    with working(apart):
+        until(lambda: apart.state("evt_2") == "parked", PATIENCE_S)
+        # As the app does it. What that releases grants, and so releases the other.
+        apart.query("insert into receiver_links values ('stripe', '', 'cus_1', 'acme', 1)")
+        until(lambda: apart.state("evt_2") == "done", PATIENCE_S)
+
+    assert (apart.state("evt_1"), apart.balance()) == ("done", 70)
+
+
 def test_it_says_what_it_works_on_and_when_it_stopped(apart: World, peer: Peer) -> None:
     with working(apart, signal.SIGINT):
         pass
