@@ -10,7 +10,7 @@ from typing import TypeVar
 from receiver.config import Retention, Settings
 from receiver.extract import canonical, whole
 from receiver.operate import GAP_S, By, Declined, target_of
-from store import audit, forgotten, inbox, outbox
+from store import audit, forgotten, inbox, outbox, resources
 from store.database import Snapshot, Store, Tx
 from store.forgotten import Held
 from store.inbox import Row
@@ -177,6 +177,7 @@ def redact(tx: Tx, event: int, content: tuple[bytes | None, Sequence[str]], by: 
     _check_finished(tx, row)
     forgotten.forget(tx, event, "redacted", *content)
     records = forgotten.forget_records(tx, event)
+    resources.forget_fields(tx, event)
     audit.add(
         tx,
         by.actor,

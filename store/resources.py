@@ -120,6 +120,14 @@ def confirm(tx: Tx, resource: int, fetched_through: int | None = None) -> None:
     )
 
 
+def forget_fields(tx: Tx, event: int) -> int:
+    """Empty what is kept of the resources that an event brought last; how many."""
+    tx.db.execute(
+        "update receiver_resources set fields = '{}' where event = ? and fields <> '{}'", (event,)
+    )
+    return tx.db.changes()
+
+
 def find(snapshot: Snapshot, name: Name) -> Resource | None:
     """What is known of this resource, or None."""
     values = snapshot.db.execute(

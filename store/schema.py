@@ -660,6 +660,8 @@ create table receiver_resources (
   check (deleted = 0 or state = 'deleted')
 ) strict;
 
+create index receiver_resources_event on receiver_resources (event) where event is not null;
+
 create table receiver_fetches (
   id integer primary key,
   source text not null check (source <> ''),

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from receiver import retention
 from receiver.config import ConfigError, Settings, load
+from receiver.operate import By
 from receiver.process import Processor
 from store import conflicts, resources
 from store.resources import Name, Resource
@@ -131,6 +133,17 @@ def test_a_projection_that_can_not_work_is_refused(tmp_path: Path, text: str, pr
 @pytest.mark.parametrize("text", [SOURCE + VERSIONED, SOURCE + RANKED, API + RULE, API + RANKED])
 def test_a_version_an_api_or_a_ranking_is_enough(tmp_path: Path, text: str) -> None:
     assert settings_of(tmp_path, text).rules
+
+
+def test_the_rules_of_the_readme_are_taken(tmp_path: Path) -> None:
+    section = Path(__file__).parents[1].joinpath("README.md").read_text().split("## Order")[1]
+    block = section.split("```toml\n")[1].split("```")[0]
+    text = block.replace("[sources.stripe]\n", API.replace('api = { key = "env:API" }\n', ""))
+
+    settings = settings_of(tmp_path, text.replace("STRIPE_API_KEY", "API"))
+
+    assert [rule.operation for rule in settings.rules] == ["subscription-state", "end-access"]
+    assert settings.warnings == ()
 
 
 def test_an_api_key_is_not_shown(tmp_path: Path) -> None:
@@ -326,6 +339,15 @@ def test_a_resource_can_not_be_removed_from_the_file(ranked: World) -> None:
 
     with pytest.raises(Exception, match="resources are kept"):
         ranked.query("delete from receiver_resources")
+
+
+def test_a_person_who_is_redacted_is_in_no_resource_either(versioned: World) -> None:
+    tell(versioned, "created", "active", plan="of ada@example.com", revision=1)
+    row = versioned.event("evt_created_sub_1").id
+
+    versioned.store.write(lambda tx: retention.redact(tx, row, (None, ()), By("ada", "asked")))
+
+    assert (known(versioned).state, known(versioned).fields) == ("active", "{}")
 
 
 def test_accounts_do_not_share_a_resource(versioned: World) -> None:
