@@ -79,6 +79,8 @@ def settle(tx: Tx, *, processor: Processor, leased: Fetch, reply: Reply) -> bool
     """
     if not fetches.holds(tx, leased):
         return False
+    if isinstance(reply, Missing) and not leased.mend:
+        reply = _believed(tx, leased, reply)
     if isinstance(reply, Found | Missing):
         return _apply(tx, processor, leased, reply)
     worker = processor.settings.worker
@@ -94,6 +96,16 @@ def settle(tx: Tx, *, processor: Processor, leased: Fetch, reply: Reply) -> bool
         delay_ms = min(max(delay_ms, asked_ms), worker.backoff_max_s * 1000)
     fetches.retry(tx, leased.id, reply.why, tx.now_ms + delay_ms)
     return True
+
+
+def _believed(tx: Tx, leased: Fetch, reply: Missing) -> Missing | Later:
+    """Whether it is gone: to a key of another account, nothing that events tell of is there."""
+    if resources.ever_fetched(tx, leased.source, leased.account):
+        return reply
+    return Later(
+        f"{reply.why}, and nothing else was read by this key yet: is api.key a key of the account "
+        "that sends the events? (if it is gone: `receiver resources fetch --accept`)"
+    )
 
 
 def _apply(tx: Tx, processor: Processor, leased: Fetch, reply: Found | Missing) -> bool:

@@ -128,6 +128,18 @@ def forget_fields(tx: Tx, event: int) -> int:
     return tx.db.changes()
 
 
+def ever_fetched(snapshot: Snapshot, source: str, account: str) -> bool:
+    """Whether anything that is there was ever read from this account."""
+    found = snapshot.db.execute(
+        """
+        select 1 from receiver_resources
+        where source = ? and account = ? and fetched_through is not null and deleted = 0 limit 1
+        """,
+        (source, account),
+    ).get
+    return found is not None
+
+
 def find(snapshot: Snapshot, name: Name) -> Resource | None:
     """What is known of this resource, or None."""
     values = snapshot.db.execute(

@@ -430,6 +430,20 @@ def test_what_is_missing_at_the_sender_is_deleted(works: Works, far: SenderApi) 
     assert found.fields == '{"plan":"basic"}'
 
 
+def test_a_key_to_which_nothing_is_there_deletes_nothing(works: Works, far: SenderApi) -> None:
+    world = works.world
+    far.remove(AT)
+    tell(world, "created")
+
+    works.until(lambda: fetch(world).last_error is not None)
+    assert state(world) is None
+    assert "is api.key a key of the account" in str(fetch(world).last_error)
+
+    world.store.write(lambda tx: fetches.insist(tx, SUBSCRIPTION, mend=True))
+    works.until_idle()
+    assert state(world) == "deleted"
+
+
 def test_what_had_ended_and_lives_again_is_a_conflict_until_the_operator_takes_it(
     works: Works, far: SenderApi
 ) -> None:
@@ -632,6 +646,8 @@ def test_a_fetch_that_began_before_the_event_came_is_not_enough(hinted: World) -
 def test_an_event_that_waits_is_applied_when_the_resource_is_gone(
     works: Works, far: SenderApi
 ) -> None:
+    tell(works.world, "created")
+    works.until_idle()
     far.remove(AT)
     assert tell(works.world, "paused") == "parked"
 
