@@ -853,6 +853,16 @@ def test_a_replay_of_a_done_event_changes_nothing(world: World) -> None:
     assert world.query("select * from receiver_ledger") == before
 
 
+def test_a_replay_takes_the_same_default_subject_for_an_unsigned_id(world: World) -> None:
+    body = b'{"ref":"main","repository":{"id":7}}'
+    world.deliver("github", body, event_id="guid-1", type="push")
+    row = world.event("guid-1", source="github", account="7").id
+
+    world.store.write(lambda tx: world.processor.replay(tx, row))
+
+    assert len(world.query("select subject from receiver_records where kind = 'push'")) == 1
+
+
 def test_a_replay_says_why_it_can_not_be(world: World) -> None:
     world.invoice("evt_1", "in_1")
     world.store.write(lambda tx: tx.db.execute("delete from receiver_payloads"))
