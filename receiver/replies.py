@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 BODY_CHARS_MAX = 99
 
 # The words of an outcome, each 200 unless the sender wants another; and what is refused.
-ACCEPTED = ("done", "duplicate", "conflict", "ignored", "parked", "quarantined", "pending")
+ACCEPTED = (
+    *("done", "duplicate", "conflict", "ignored", "parked", "quarantined", "pending", "dead"),
+)
 REFUSED = ("rejected", "forbidden")
 
 

@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from receiver import batch, presets
+from receiver.app import DONE
 from receiver.batch import ELEMENTS_MAX, Batch, Element, NotSplit, split
 from receiver.presets import PresetError, parse
 from receiver.verify import Contract, Delivery, Event, Rejected, Secret, reread, verdict, verify
+from store import inbox
 from tests.conftest import NOW_MS, World
 from tests.test_verify import FUZZ
 
@@ -504,6 +506,30 @@ def test_what_has_to_be_sent_again_is_the_worst_of_all(many: World) -> None:
 
     assert word == "pending!"
     assert states(many) == {"q": "quarantined", "h": "pending", "a": "done"}
+
+
+def test_what_a_worker_has_leased_does_not_hide_what_has_to_be_sent_again(many: World) -> None:
+    post(many, handled("leased", "1 / 0"))
+    row = many.event("leased", source="many").id
+    until_ms = many.clock.now_ms + 60_000
+    many.store.write(lambda tx: inbox.make_due(tx, row, by_worker=True))
+    many.store.write(lambda tx: inbox.lease(tx, "a worker", until_ms, 3_600_000))
+
+    assert post(many, handled("leased", "1 / 0"), handled("h", "1 / 0")) == "pending!"
+
+
+def test_every_word_that_an_event_can_end_with_has_an_answer(many: World) -> None:
+    many.configure(CONFIG.replace('run = "off"', "attempts_max = 12\nage_max_s = 60"))
+    post(many, handled("h", "1 / 0"))
+
+    words = set()
+    for _ in range(200):
+        many.clock.now_ms += 60_000
+        words.add(post(many, handled("h", "1 / 0"), handled("h", "1 / 0")))
+
+    # The redelivery that uses the last attempt up is answered, too.
+    assert words == {"pending", "dead", "duplicate"}
+    assert words <= DONE.keys()
 
 
 def test_the_same_element_in_another_batch_is_a_duplicate(many: World) -> None:
