@@ -12,6 +12,8 @@ from starlette.types import Receive, Scope, Send
 
 from receiver import logs
 from receiver.captures import Captures, reference
+from receiver.certificate_book import Book
+from receiver.coded import CertificateMissing
 from receiver.config import Network, Settings, Source
 from receiver.handshakes import Handshake
 from receiver.http import RETRY_AFTER_S, request_ids
@@ -133,7 +135,9 @@ class App:
         writer: Writer,
         clock: Callable[[], int],
         captures: Captures | None = None,
+        certificates: Book | None = None,
     ) -> None:
+        self.certificates = certificates or Book(clock)
         self.processor = processor
         self.writer = writer
         self.clock = clock
@@ -247,7 +251,10 @@ class Deliveries:
         if contract.preset.captures:
             contract = app.captures.contract(contract, received_ms)
         try:
-            judged = verify(contract, delivery)
+            judged = verify(contract, delivery, app.certificates)
+        except CertificateMissing as missing:
+            app.certificates.want(missing.url, source.certificates_url)
+            raise Refused(UNAVAILABLE, "certificate", str(missing)) from None
         except Rejected as rejected:
             seen = seen_in(scope, settings)
             app.tally.reject(source, rejected, delivery, request_id, seen)

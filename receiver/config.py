@@ -23,7 +23,7 @@ from receiver.destinations import (
     Policy,
 )
 from receiver.extract import parse_mask
-from receiver.presets import CryptographyMissing, Preset, PresetError, SecretError
+from receiver.presets import Preset, PresetError, SecretError
 from receiver.projection import Needed
 from receiver.projection import Project as Project
 from receiver.references import References, Unresolved
@@ -171,6 +171,8 @@ class Source(msgspec.Struct, frozen=True):
     api: Api | None = None
     # Whether bodies of deliveries that are not genuine are kept, to explain them.
     keep_rejected: bool = False
+    # Of a sender that signs with certificates.
+    certificates_url: str | None = None
 
 
 class Grant(msgspec.Struct, frozen=True):
@@ -496,7 +498,8 @@ class _Builder:
         mode = table.choice("mode", _MODES) if "mode" in table else "sync"
         allow_ips = table.networks("allow_ips")
         body_gzip, keep_rejected = table.boolean("gzip"), table.boolean("keep_rejected")
-        retention, reach_by = _retention(table), self._api(table, livemode)
+        retention, certificates_url = _retention(table), _certificates_url(table, preset)
+        reach_by = None if preset and preset.by_certificate else self._api(table, livemode)
         if preset is None or identity is None or mode is None:
             return None
         _warn_of(table, preset, livemode, url or public_url)
@@ -513,7 +516,7 @@ class _Builder:
                 tolerance_s=tolerance_s,
                 volatile=tuple(dict.fromkeys((*preset.volatile, *volatile))),
             )
-        except CryptographyMissing as error:
+        except SecretError as error:
             table.problem("secrets", str(error))
             return None
         return Source(
@@ -527,6 +530,7 @@ class _Builder:
             retention=retention,
             api=reach_by,
             keep_rejected=keep_rejected or False,
+            certificates_url=certificates_url,
         )
 
     def _api(self, source: Table, livemode: bool | None) -> Api | None:
@@ -933,7 +937,7 @@ def _warn_of(table: Table, preset: Preset, livemode: bool | None, url: str | Non
         )
     if preset.livemode is None and livemode is not None:
         table.warning("livemode", f"has no effect, as {preset.name} events have no mode")
-    if url is None and any(scheme.has("url") for scheme in preset.schemes):
+    if url is None and any(scheme.signs_url for scheme in preset.schemes):
         table.warning(
             "public_url", "is not set, but the sender signs its URL; set it as the sender has it"
         )
@@ -947,6 +951,14 @@ def _warn_of_names(table: Table, preset: Preset, secrets: Sequence[Secret]) -> N
                 f"has none named {name}, so the sender's handshake is refused; choose one, enter "
                 f'it at the sender too, and add {{ secret = "env:NAME", name = "{name}" }}',
             )
+
+
+def _certificates_url(source: Table, preset: Preset | None) -> str | None:
+    """Where the sender's certificates are fetched in place of its own hosts: for tests."""
+    if preset is None or not preset.by_certificate:
+        return None
+    table = source.table("api", ("base_url",))
+    return None if table is None else _url(table, "base_url")
 
 
 def _sender_api(source: Table) -> api.SenderApi:

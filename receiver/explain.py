@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from receiver import presets, variations
+from receiver.coded import CertificateMissing
 from receiver.console import rfc3339
 from receiver.extract import Locator, Reading
 from receiver.presets import BEARERS, HMACS, CryptographyMissing, Derivation, Preset, SecretError
@@ -49,6 +50,8 @@ def explain(
     """Why the delivery is refused; `others` are the contracts of other sources."""
     try:
         verify(contract, delivery)
+    except CertificateMissing as missing:
+        return (Finding("certificate", str(missing)),)
     except Rejected as rejected:
         if rejected.reason == EXPIRED:
             return tuple(_of_time(contract, delivery, rejected, clocks))
@@ -316,6 +319,6 @@ def _matches(
             secrets=contract.secrets if secrets is None else secrets,
         )
         verify(timeless, delivery)
-    except (Rejected, CryptographyMissing, SecretError):
+    except (Rejected, CertificateMissing, CryptographyMissing, SecretError):
         return False
     return True

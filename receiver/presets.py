@@ -2,18 +2,21 @@
 
 import base64
 import binascii
+import contextlib
 import functools
 import math
 import re
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.resources import files
+from types import MappingProxyType
 from typing import Any, Literal, TypeVar, cast
 
 import msgspec
 
-from receiver import api, batch, handshakes, replies
+from receiver import adyen, api, batch, handshakes, paypal, replies, twilio
 from receiver.batch import Batch
+from receiver.coded import Certificate, Coded, Verifier
 from receiver.extract import Locator, parse_locator, parse_mask
 from receiver.handshakes import Rule
 from receiver.replies import Reply
@@ -28,7 +31,8 @@ Table = Mapping[str, object]
 #   item_sep        splits one header value into items; repeated headers are all read
 #   kv_sep          splits an item into key and value; then only items keyed `sig_key` are
 #                   signatures, and one keyed `ts_key` is the timestamp
-#   algo            sha256, sha1, sha512 (HMAC), ed25519, ecdsa-p256-sha256, token, basic, none
+#   algo            sha256, sha1, sha512 (HMAC), ed25519, ecdsa-p256-sha256, token, basic, none;
+#                   or twilio, adyen, paypal: code, which knows all the rest but `secret`
 #   enc             hex (lower case, unless hex_any_case = true) or base64 (strict)
 #   signed          what the signature covers: text with {body} {ts} {id} {url} {method} {payload}
 #                   {json:/path} {header:NAME}
@@ -76,6 +80,10 @@ HMACS = ("sha256", "sha1", "sha512")
 PUBLIC_KEYS = ("ed25519", "ecdsa-p256-sha256")
 # The secret itself is sent, so nothing of the delivery is signed.
 BEARERS = ("token", "basic", "none")
+# What needs code, and takes no more of the fields than `secret`.
+CODED: Mapping[str, Coded] = MappingProxyType(
+    {"twilio": twilio.SCHEME, "adyen": adyen.SCHEME, "paypal": paypal.SCHEME}
+)
 
 _PLACEHOLDERS = ("body", "ts", "id", "url", "method", "payload")
 _SCHEME_KEYS = (
@@ -163,6 +171,8 @@ class Scheme(msgspec.Struct, frozen=True):
             return False
         if self.algo in BEARERS:
             return locator.kind != "header"
+        if self.algo in CODED:
+            return CODED[self.algo].vouches_for(locator)
         if locator.kind not in ("header", "path") and self.has("body", "payload"):
             return True
         return (
@@ -170,6 +180,10 @@ class Scheme(msgspec.Struct, frozen=True):
             or (locator.same(self.ts) and self.has("ts"))
             or any(locator.same(part.at) for part in self.signed)
         )
+
+    @property
+    def signs_url(self) -> bool:
+        return CODED[self.algo].signs_url if self.algo in CODED else self.has("url")
 
     def has(self, *placeholders: str) -> bool:
         return any(part.kind in placeholders for part in self.signed)
@@ -240,6 +254,11 @@ class Preset(msgspec.Struct, frozen=True):
         """The secrets by name that its handshakes ask for."""
         asked = (c for rule in self.handshakes for c in rule.when if c.kind == "secret")
         return tuple(dict.fromkeys(condition.value.decode() for condition in asked))
+
+    @property
+    def by_certificate(self) -> bool:
+        """Whether the sender signs with a certificate that is fetched from it."""
+        return any(scheme.algo == "paypal" for scheme in self.schemes)
 
 
 @functools.cache
@@ -394,7 +413,7 @@ def _with_prefixes(schemes: Sequence[Scheme]) -> tuple[Scheme, ...]:
 
 
 def _scheme(reader: "_Reader") -> Scheme:
-    algo = reader.choice("algo", (*HMACS, *PUBLIC_KEYS, *BEARERS))
+    algo = reader.choice("algo", (*HMACS, *PUBLIC_KEYS, *BEARERS, *CODED))
     if algo is None and "algo" not in reader.table:
         reader.fail("algo", "is missing; for example sha256")
     template = reader.text("signed")
@@ -458,6 +477,11 @@ def _placeholder(text: str) -> Part:
 def _check_scheme(reader: "_Reader", scheme: Scheme) -> None:
     """What no single field can tell."""
     given = reader.table
+    if scheme.algo in CODED:
+        for key in given:
+            if key in _SCHEME_KEYS and key not in ("algo", "secret"):
+                reader.fail(key, f"has no use with algo {scheme.algo}, which is code")
+        return
     rules = [
         ("sig", scheme.algo != "none" and not scheme.sig, "is missing; where is the signature?"),
         ("sig", scheme.algo == "none" and scheme.sig is not None, "has no use with algo none"),
@@ -589,9 +613,6 @@ class _Reader:
         return tuple(locator for locator in found if locator is not None)
 
 
-Verifier = Callable[[bytes, bytes], bool]
-
-
 class Key(msgspec.Struct, frozen=True):
     """What one scheme checks with: `value` for HMACs and bearers, else `verify`."""
 
@@ -692,14 +713,35 @@ def _base64_key(text: bytes) -> bytes:
 
 
 def _key(algo: str, raw: bytes) -> Key:
-    if algo not in PUBLIC_KEYS:
+    if algo not in PUBLIC_KEYS and algo != "paypal":
         return Key(raw)
-    try:
+    with _cryptography(algo):
+        if algo == "paypal":
+            import cryptography.x509  # noqa: F401  for the certificate, when one is there
+
+            return Key(raw)
         return Key(verify=_ed25519(raw) if algo == "ed25519" else _ecdsa_p256(raw))
+
+
+@contextlib.contextmanager
+def _cryptography(what: str) -> Iterator[None]:
+    try:
+        yield
     except ImportError as error:
         raise CryptographyMissing(
-            f"needs the package cryptography for {algo}; install it (pip install cryptography)"
+            f"needs the package cryptography for {what}; install it (pip install cryptography)"
         ) from error
+
+
+def certificate(pem: bytes) -> Certificate:
+    """The first certificate of a PEM text; SecretError says why there is none."""
+    from receiver import certificates
+
+    with _cryptography("certificates"):
+        try:
+            return certificates.load(pem)
+        except ValueError as error:
+            raise SecretError(str(error)) from error
 
 
 def _ed25519(raw: bytes) -> Verifier:

@@ -28,6 +28,7 @@ from uvicorn.server import ServerState
 from receiver import app, config, duties, logs, systemd
 from receiver.app import App
 from receiver.captures import Captures
+from receiver.certificate_book import Book
 from receiver.config import Address, Settings
 from receiver.console import counted
 from receiver.http import CONNECTIONS_MAX, Connection, Gate, Handshake, Limits
@@ -35,7 +36,7 @@ from receiver.logs import log, trail_of
 from receiver.process import Processor
 from receiver.sources import path_of
 from receiver.worker import Worker, Write
-from store import health
+from store import certificates, health
 from store.database import Job, Snapshot, Store, Tx
 from store.errors import Unavailable
 from store.writer import Writer
@@ -170,9 +171,10 @@ class Server:
             due=self._due_jobs,
             on_fatal=leave,
         )
-        self._app = App(processor, self._writer, clock, self._captures)
+        write = from_threads(self._loop, self._writer)
+        self._certificates = Book(clock, functools.partial(keep_certificate, write))
+        self._app = App(processor, self._writer, clock, self._captures, self._certificates)
         if processor.settings.worker.run == "inside":
-            write = from_threads(self._loop, self._writer)
             self._worker = Worker(lambda: self._processor, write, clock)
 
     @property
@@ -210,6 +212,7 @@ class Server:
     async def _begin(self) -> None:
         try:
             await self._writer.submit(self._first_job)
+            self._certificates.load(await self._writer.submit(certificates.known))
         except Unavailable as error:
             raise StartError(f"{self._settings.database}: {error}") from error
         if self._worker is not None:
@@ -224,6 +227,7 @@ class Server:
         """Take nothing new, answer what is under way, write it all."""
         close_all(listeners)
         self._gate.drain()
+        self._certificates.close()
         worker = asyncio.ensure_future(self._stop_worker())
         # Idle connections may have a request on its way: it is answered, then they close.
         await self._wait_until_empty(DRAIN_S)
@@ -332,6 +336,13 @@ def from_threads(loop: asyncio.AbstractEventLoop, writer: Writer) -> Write:
         return asyncio.run_coroutine_threadsafe(submitted(run, keep), loop).result()
 
     return write
+
+
+def keep_certificate(write: Write, url: str, pem: str, at_ms: int) -> None:
+    """Store one; what can't be written now is fetched again after the next start."""
+    # RuntimeError: the loop has ended.
+    with contextlib.suppress(Unavailable, RuntimeError):
+        write(lambda tx: certificates.keep(tx, url, pem, at_ms))
 
 
 async def listen(

@@ -11,7 +11,7 @@ from receiver.captures import reference, secrets_of
 from receiver.config import ConfigError, Rule, Settings, Source, build, read
 from receiver.destinations import Destination
 from receiver.handshakes import Rule as HandshakeRule
-from receiver.presets import Part, Preset, Scheme
+from receiver.presets import CODED, Part, Preset, Scheme
 from receiver.shown import times
 from receiver.verify import Contract, Secret
 from store import captured, inbox, rejections, secrets
@@ -144,6 +144,8 @@ def signed_by(scheme: Scheme) -> str:
     """How a scheme signs, as in `sha256 over {ts}.{body}, hex in header:Stripe-Signature`."""
     if scheme.algo == "none":
         return "not signed"
+    if scheme.algo in CODED:
+        return CODED[scheme.algo].about
     where = "" if scheme.sig is None else f" in {scheme.sig.text}"
     if scheme.algo in ("token", "basic"):
         return f"{scheme.algo}{where}"

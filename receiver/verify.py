@@ -13,12 +13,21 @@ from typing import Literal
 
 import msgspec
 
-from receiver import batch, handshakes
+from receiver import batch, handshakes, paypal
 from receiver.batch import Element, NotSplit
+from receiver.coded import (
+    NO_CERTIFICATES,
+    Certificate,
+    CertificateMissing,
+    Certificates,
+    Request,
+    Unproved,
+)
 from receiver.extract import Found, Headers, Locator, Reading, body_id, find, form_values, id_text
 from receiver.extract import canonical as canonical  # belongs to what verify offers
 from receiver.handshakes import Handshake, Unanswerable
 from receiver.presets import (
+    CODED,
     PUBLIC_KEYS,
     CryptographyMissing,
     Key,
@@ -26,6 +35,7 @@ from receiver.presets import (
     Preset,
     Scheme,
     SecretError,
+    certificate,
     keys,
 )
 
@@ -94,7 +104,8 @@ class Contract(msgspec.Struct, frozen=True, dict=True):
     """What one source demands of its deliveries.
 
     Making one raises presets.CryptographyMissing when a secret is a public key that can't be
-    used; a secret that fits no scheme (see presets.secret_problem) only never matches.
+    used, and SecretError for a named certificate that is none; a secret that fits no scheme (see
+    presets.secret_problem) only never matches.
     """
 
     source: str
@@ -112,6 +123,7 @@ class Contract(msgspec.Struct, frozen=True, dict=True):
 
     def __post_init__(self) -> None:
         assert isinstance(self.checks, tuple), "the keys are made when the config is loaded"
+        assert isinstance(self.certificate, Certificate | None), "and the certificate"
 
     @functools.cached_property
     def checks(self) -> tuple[Check, ...]:
@@ -123,9 +135,17 @@ class Contract(msgspec.Struct, frozen=True, dict=True):
         """What every one of the schemes proves."""
         return _proof(self.preset, self.preset.schemes)
 
+    @functools.cached_property
+    def certificate(self) -> Certificate | None:
+        """The one that the operator named; then no other counts, and none is fetched."""
+        named = (one.value for one in self.secrets if one.name == paypal.PINNED and one.value)
+        found = next(named, None)
+        return None if found is None else certificate(found)
+
     @property
     def signing(self) -> tuple[Secret, ...]:
-        return tuple(secret for secret in self.secrets if secret.name is None)
+        names = (None, paypal.WEBHOOK) if self.preset.by_certificate else (None,)
+        return tuple(secret for secret in self.secrets if secret.name in names)
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -176,11 +196,15 @@ class Rejected(Exception):
         self.skew_s = skew_s
 
 
-def verify(contract: Contract, delivery: Delivery) -> tuple[Event, ...] | Handshake:
-    """Prove a delivery and read its events; raise Rejected, and nothing else, if it fails.
+def verify(
+    contract: Contract, delivery: Delivery, certificates: Certificates = NO_CERTIFICATES
+) -> tuple[Event, ...] | Handshake:
+    """Prove a delivery and read its events; raise Rejected if it fails.
 
-    What is genuine but can't be processed is an event with a `defect`. A batch may have no
-    events at all. A handshake is to be answered, once what it `captured` is durable.
+    Where a sender signs with a certificate that is not among `certificates`, it raises
+    CertificateMissing; else nothing. What is genuine but can't be processed is an event with a
+    `defect`. A batch may have no events at all. A handshake is to be answered, once what it
+    `captured` is durable.
     """
     preset = contract.preset
     reading = _reading(preset, delivery)
@@ -190,7 +214,7 @@ def verify(contract: Contract, delivery: Delivery) -> tuple[Event, ...] | Handsh
             return greeting
     if preset.batch is not None and preset.batch.each_signed:
         return _each_proved(contract, delivery, reading)
-    proof, secret = _authenticate(contract, delivery, reading)
+    proof, secret = _authenticate(contract, delivery, reading, certificates)
     if preset.handshakes:
         greeting = _greeted(contract, delivery, reading, secret, verified=True)
         if greeting is not None:
@@ -218,7 +242,9 @@ class Verdict(msgspec.Struct, frozen=True):
     events: tuple["Verdict", ...] | None = None
 
 
-def verdict(contract: Contract, delivery: Delivery) -> Verdict:
+def verdict(
+    contract: Contract, delivery: Delivery, certificates: Certificates = NO_CERTIFICATES
+) -> Verdict:
     """Judge one delivery without storing it, a handshake as if the source were armed.
 
     'unverified' where nothing could prove it.
@@ -229,7 +255,9 @@ def verdict(contract: Contract, delivery: Delivery) -> Verdict:
         if unsigned or not contract.signing:
             why = "the sender does not sign" if unsigned else "the source has no secret"
             return _verdict_unverified(contract, delivery, why)
-        judged = verify(contract, delivery)
+        judged = verify(contract, delivery, certificates)
+    except CertificateMissing as missing:
+        return _verdict_unverified(contract, delivery, str(missing))
     except Rejected as rejected:
         return Verdict(
             "expired" if rejected.reason == EXPIRED else "bad-signature", reason=rejected.detail
@@ -359,11 +387,16 @@ def _keys(scheme: Scheme, secret: Secret) -> tuple[Key, ...]:
 
 
 def _authenticate(
-    contract: Contract, delivery: Delivery, reading: Reading
+    contract: Contract,
+    delivery: Delivery,
+    reading: Reading,
+    certificates: Certificates = NO_CERTIFICATES,
 ) -> tuple[Proof, Secret | None]:
     refused = []
     for check in contract.checks:
         try:
+            if check.scheme.algo in CODED:
+                return check.proof, _prove_coded(contract, check, delivery, reading, certificates)
             return check.proof, _prove(contract, check, delivery, reading)
         except Rejected as rejected:
             refused.append(rejected)
@@ -395,8 +428,29 @@ def _prove(contract: Contract, check: Check, delivery: Delivery, reading: Readin
             if _matches(scheme, key, content, signatures):
                 _check_time(contract, scheme, sent_ms, delivery.received_ms)
                 return secret
-    tried = "1 key" if len(check.keys) == 1 else f"{len(check.keys)} keys"
-    raise _bad(f"no signature in {scheme.sig.text} matches ({tried} tried)")
+    raise _bad(f"no signature in {scheme.sig.text} matches ({_tried(check)})")
+
+
+def _prove_coded(
+    contract: Contract,
+    check: Check,
+    delivery: Delivery,
+    reading: Reading,
+    certificates: Certificates,
+) -> Secret:
+    request = Request(reading, delivery.received_ms, certificates, contract.certificate)
+    try:
+        is_by = CODED[check.scheme.algo].judge(request)
+    except Unproved as unproved:
+        raise _bad(str(unproved)) from unproved
+    for key, secret in check.keys:
+        if is_by(key.value):
+            return secret
+    raise _bad(f"the signature does not match ({_tried(check)})")
+
+
+def _tried(check: Check) -> str:
+    return "1 key tried" if len(check.keys) == 1 else f"{len(check.keys)} keys tried"
 
 
 def _bad(detail: str) -> Rejected:

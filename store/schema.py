@@ -526,6 +526,19 @@ begin
   select raise(abort, 'receiver: the audit log is only added to');
 end;
 
+-- Fetched from the sender once and proved; the newest sixteen.
+create table receiver_certificates (
+  url text primary key check (url <> ''),
+  pem text not null,
+  fetched_ms integer not null
+) strict;
+
+create trigger receiver_certificates_bound after insert on receiver_certificates
+begin
+  delete from receiver_certificates where url not in (
+    select url from receiver_certificates order by fetched_ms desc, url limit 16);
+end;
+
 create table receiver_health (
   id integer primary key check (id = 1),
   checked_ms integer not null

@@ -199,7 +199,7 @@ def test_problems_of_one_of_several_schemes_name_it() -> None:
     assert problems_of({"schemes": [good, {**good, "algo": "md5"}, 7]}) == (
         "schemes[2]: must be a table",
         "schemes[1].algo: 'md5' must be one of sha256, sha1, sha512, ed25519, "
-        "ecdsa-p256-sha256, token, basic, none",
+        "ecdsa-p256-sha256, token, basic, none, twilio, adyen, paypal",
         "schemes[2].algo: is missing; for example sha256",
     )
     assert problems_of({"schemes": []}) == ("schemes: must be a list of tables, at least one",)

@@ -32,10 +32,12 @@ from receiver.commands.shared import (
 )
 
 if TYPE_CHECKING:
+    from receiver.coded import Certificates
+    from receiver.config import Settings, Source
     from receiver.explain import Finding
     from receiver.samples import Wish
     from receiver.sending import Answer
-    from receiver.verify import Verdict
+    from receiver.verify import Delivery, Verdict
 
 #: The verdicts that a server would accept.
 ACCEPTED = ("valid", "handshake")
@@ -153,16 +155,45 @@ def verify(config: Path, source: str, request_file: BinaryIO, at: int | None, as
     text = read_limited(request_file, REQUEST_BYTES_MAX)
     url = url_of(found) or f"http://localhost/webhooks/{source}"
     try:
-        delivery = parse(text, url=url, received_ms=shared.now_ms() if at is None else at)
+        request = parse(text, url=url, received_ms=shared.now_ms() if at is None else at)
+        delivery = unpacked(request, found, settings)
     except Malformed as error:
         raise Failure(f"{name_of(request_file)}: {error}", code=USAGE) from error
     contract = with_captured(settings, found.contract)
-    judged = verdict(contract, delivery)
+    judged = verdict(contract, delivery, certificates_of(settings, found, delivery))
     findings: Sequence[Finding] = ()
     if judged.verdict in EXPLAINED:
         findings = explain(contract, delivery, others_with_secrets(settings, found))
     tell_verdict(judged, findings, as_json)
     return FINE if judged.verdict in ACCEPTED else FOUND
+
+
+def unpacked(delivery: "Delivery", source: "Source", settings: "Settings") -> "Delivery":
+    """The delivery with its gzip body inflated, as the server would; raises Failure."""
+    from msgspec.structs import replace
+
+    from receiver.app import Refused, check_headers, inflate
+
+    length_max = settings.server.body_bytes_max
+    try:
+        if not check_headers(delivery.headers, source, length_max)[0]:
+            return delivery
+        return replace(delivery, inflated=inflate(delivery.body, length_max))
+    except Refused as refused:
+        raise Failure(f"the server refuses it unread: {refused.detail}") from refused
+
+
+def certificates_of(settings: "Settings", source: "Source", delivery: "Delivery") -> "Certificates":
+    """Those that the server has fetched and that were valid then, if the sender signs with one."""
+    from receiver.certificate_book import Book
+    from store import certificates
+    from store.database import exists
+
+    book = Book(lambda: delivery.received_ms)
+    if source.contract.preset.by_certificate and exists(settings.database):
+        with shared.reading(settings) as seen:
+            book.load(certificates.known(seen))
+    return book
 
 
 def wish_of(event_type: str, options: dict[str, Any]) -> "Wish":
