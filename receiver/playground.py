@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from receiver import config
-from receiver.verify import sign
+from receiver.signing import sign
 from store.database import Snapshot, snapshot
 
 #: The configured source, and its path.

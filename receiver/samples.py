@@ -4,22 +4,24 @@ import itertools
 import json
 import re
 import uuid
-from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from collections.abc import Sequence
 from hashlib import sha256
 from shlex import quote
 from typing import Any
 
 import msgspec
 
-from receiver import batch
+from receiver import batch, bodies, paypal, signing
+from receiver.bodies import CUSTOMER, WORKSPACE
+from receiver.bodies import Wish as Wish  # belongs to what samples offers
 from receiver.config import Grant, Link, Record, Reverse, Rule, Settings, Source
 from receiver.extract import Locator, Reading, find, look_up
 from receiver.presets import Preset
 from receiver.rules import why_none_applied
 from receiver.select import Scope, Unjudgeable
+from receiver.sending import Target
+from receiver.signing import Signer
 from receiver.tables import cut
-from receiver.verify import sign
 
 #: Characters of a `--set` path.
 PATH_CHARS_MAX = 500
@@ -27,9 +29,8 @@ PATH_CHARS_MAX = 500
 #: From when on samples with a given id say that they were made: 2026-01-01, in UTC milliseconds.
 MADE_MS = 1_767_225_600_000
 
-CUSTOMER = "cus_sample"
-WORKSPACE = "acme"
 SHOP = "example.myshopify.com"
+ACCOUNT = "sample"
 
 Json = dict[str, Any]
 
@@ -46,43 +47,28 @@ class Sample(msgspec.Struct, frozen=True):
     document: object
 
 
-class Wish(msgspec.Struct, frozen=True):
-    """What a sample shall be; `token` is random text that makes its ids new.
+def make(source: Source, wish: Wish, url: str, private_key: bytes | None = None) -> Sample:
+    """The delivery, signed with the source's first secret, or with a private key in PEM.
 
-    With an `event_id` the other ids and the times follow from it: the same again is a duplicate.
-    """
-
-    type: str
-    token: str
-    now_ms: int
-    event_id: str | None = None
-    customer: str | None = None
-    #: (path, value) pairs, see `change`.
-    changes: Sequence[tuple[str, object]] = ()
-    #: In place of the sample's body.
-    body: bytes | None = None
-    #: Send `body` as it is.
-    exact: bool = False
-
-
-def make(source: Source, wish: Wish, url: str) -> Sample:
-    """The delivery, signed with the source's first secret that can sign.
-
-    Raises ValueError in words when the body can't be changed or nobody but the sender can sign.
+    `url` is that of the source. Raises ValueError in words when the body can't be changed or
+    nobody but the sender can sign.
     """
     preset = source.contract.preset
+    by = _signer(source, private_key)
     event_id = wish.event_id or _event_id(preset, wish.token)
     sent_ms, wish = wish.now_ms, wish if wish.event_id is None else _repeatable(wish, event_id)
     if wish.exact and wish.body is not None:
         _check_exact(preset, wish)
         body = wish.body
     else:
-        body = json.dumps(_document(source, wish, event_id), ensure_ascii=False).encode()
+        document = _document(source, wish, event_id)
+        signing.seal(document, preset, by, now_ms=sent_ms, token=wish.token)
+        body = signing.encode(preset, document)
     account = source.contract.account or (SHOP if preset.name == "shopify" else "")
     said = body
     if preset.batch is not None and not wish.exact:
         body = batch.wrap(preset.batch, said, account)
-    headers = sign(
+    headers = signing.sign(
         preset,
         _key(source),
         body,
@@ -91,8 +77,16 @@ def make(source: Source, wish: Wish, url: str) -> Sample:
         type=wish.type,
         account=account,
         url=url,
+        private_key=private_key,
     )
-    return msgspec.structs.replace(_sample(preset, headers, said), body=body)
+    sample = _sample(preset, headers, said, url, wish.now_ms)
+    return msgspec.structs.replace(sample, body=body)
+
+
+def place_of(source: Source, target: Target) -> Target:
+    """Where to post it: the sender's secret ends the path, if it can show it nowhere else."""
+    url = signing.url_with_secret(source.contract.preset, _key(source), target.url)
+    return msgspec.structs.replace(target, url=url)
 
 
 def _repeatable(wish: Wish, event_id: str) -> Wish:
@@ -109,10 +103,12 @@ def _check_exact(preset: Preset, wish: Wish) -> None:
             raise ValueError(f"--exact sends the file as it is: {option} can't change it")
 
 
-def _sample(preset: Preset, headers: list[tuple[str, str]], body: bytes) -> Sample:
+def _sample(
+    preset: Preset, headers: list[tuple[str, str]], body: bytes, url: str, now_ms: int
+) -> Sample:
     """What a body says, of a batch the one element of it."""
     pairs = [(name.lower().encode(), value.encode()) for name, value in headers]
-    reading = Reading(pairs, body, preset.payload, preset.forms)
+    reading = Reading(pairs, body, preset.payload, preset.forms, url, now_ms)
     event_id = find(reading, preset.event_id, "id").text
     # What has no id is stored by its digest.
     event_id = event_id or f"sha256:{sha256(body).hexdigest()}"
@@ -284,20 +280,22 @@ def _scope(sample: Sample) -> Scope:
 # Building a body
 
 
-def _document(source: Source, wish: Wish, event_id: str) -> Json:
-    document = _read(wish.body) if wish.body is not None else _sample_of(source, wish)
+def _document(source: Source, wish: Wish, event_id: str) -> Any:
+    preset = source.contract.preset
+    document = _sample_of(preset, wish) if wish.body is None else _read(preset, wish.body)
     _stamp(document, source, wish, event_id)
     if wish.customer is not None:
-        change(document, _CUSTOMERS.get(source.scheme, "customer"), wish.customer)
+        change(document, bodies.CUSTOMERS.get(source.scheme, "customer"), wish.customer)
     for path, value in wish.changes:
         change(document, path, value)
     return document
 
 
-def _read(body: bytes) -> Json:
+def _read(preset: Preset, body: bytes) -> Any:
     found = _decoded(body)
-    if not isinstance(found, dict):
-        raise ValueError("the file is not a JSON object; send it unchanged with --exact")
+    if not isinstance(found, type(_empty(preset))):
+        what = "object" if isinstance(_empty(preset), dict) else "list"
+        raise ValueError(f"the file is not a JSON {what}; send it unchanged with --exact")
     return found
 
 
@@ -308,31 +306,76 @@ def _decoded(body: bytes) -> Any:
         return None
 
 
-def _stamp(document: Json, source: Source, wish: Wish, event_id: str) -> None:
+def _sample_of(preset: Preset, wish: Wish) -> Any:
+    made = bodies.SENDERS.get(preset.name)
+    if made is not None:
+        return made(wish)
+    document = _empty(preset)
+    if any(locator.kind == "key" for locator in preset.event_type):
+        # The first name that it has is its type.
+        return document
+    about = {"customer": wish.customer or CUSTOMER, "created_at": bodies.iso(wish.now_ms)}
+    if isinstance(document, dict):
+        document |= about
+    for locator, value in (
+        *signing.spread(preset.event_time, bodies.iso(wish.now_ms)),
+        *signing.spread(preset.account, ACCOUNT),
+    ):
+        signing.place(document, locator, value)
+    if preset.event_id and preset.event_id[0].kind == "body":
+        # Nothing else makes it another event.
+        document["sample"] = wish.token
+    return document
+
+
+def _empty(preset: Preset) -> Any:
+    """The body without anything in it: a list, where the sender sends several events at once."""
+    first = [place for locator in preset.event_id[:1] for place in locator.places]
+    return [{}] if any(at.pointer and at.pointer[0].isdecimal() for at in first) else {}
+
+
+def _stamp(document: Any, source: Source, wish: Wish, event_id: str) -> None:
     """Say the id, type, mode and account where that sender has them in the body."""
     contract, preset = source.contract, source.contract.preset
-    _put(document, preset.event_id, event_id)
-    _put(document, preset.event_type, wish.type)
+    of_type = signing.spread(_suiting(preset.event_type, document), wish.type)
+    for at, text in (*of_type, *_id_pieces(document, preset, event_id, of_type)):
+        signing.place(document, at, text)
+    if contract.account is not None:
+        for at, text in signing.spread(preset.account, contract.account):
+            signing.place(document, at, text)
     if preset.livemode is not None:
         livemode, mode = contract.livemode or False, preset.livemode
-        _put(document, (mode.at,), mode.live if livemode else mode.test)
-        if isinstance(document.get("data"), dict) and isinstance(
-            document["data"].get("object"), dict
-        ):
-            document["data"]["object"]["livemode"] = livemode
-    if contract.account is not None and preset.name == "stripe":
-        document["account"] = contract.account
+        signing.place(document, mode.at, mode.live if livemode else mode.test)
+        if isinstance(document, dict) and isinstance(document.get("data"), dict):
+            inner = document["data"].get("object")
+            if isinstance(inner, dict):
+                inner["livemode"] = livemode
 
 
-def _put(document: Json, locators: Sequence[Locator], value: object) -> None:
-    if not locators or locators[0].kind != "json" or not locators[0].pointer:
-        return
-    place = document
-    for step in locators[0].pointer[:-1]:
-        place = place.setdefault(step, {})
-        if not isinstance(place, dict):
-            return
-    place[locators[0].pointer[-1]] = value
+_Pieces = Sequence[tuple[Locator, str]]
+
+
+def _id_pieces(document: Any, preset: Preset, event_id: str, of_type: _Pieces) -> _Pieces:
+    """What stands where for an id: of a joined one, the first place that is not the type's."""
+    for first in _suiting(preset.event_id, document)[:1]:
+        pieces = signing.cut(first, event_id)
+        if pieces is None:
+            places = [one for one in first.places if one.kind in ("json", "form")]
+            free = [one for one in places if not any(one.same(at) for at, _ in of_type)]
+            told = [*preset.account, *preset.event_time]
+            free.sort(key=lambda one: any(one.same(at) for at in told))
+            others = [(one, "1") for one in free[1:] if not signing.has(document, one)]
+            pieces = [(free[0], event_id), *others] if free else []
+        return [(one, t) for one, t in pieces if not any(one.same(at) for at, _ in of_type)]
+    return ()
+
+
+def _suiting(locators: Sequence[Locator], document: Any) -> Sequence[Locator]:
+    """The locators from the first on whose places the body has; all of them if it has none."""
+    for number, locator in enumerate(locators):
+        if all(signing.has(document, one) for one in locator.places):
+            return locators[number:]
+    return locators
 
 
 def _steps(path: str) -> list[str | int]:
@@ -376,305 +419,22 @@ def _key(source: Source) -> bytes:
     return secrets[0].value
 
 
+def _signer(source: Source, private_key: bytes | None) -> Signer:
+    contract = source.contract
+    by = signing.signer(contract.preset, _key(source), private_key)
+    if by.scheme.algo == "paypal":
+        known, signature = contract.certificate, signing.raw(by, b"")
+        if known is None or not known.verify(signature, b""):
+            raise ValueError(
+                f"sources.{source.name}.secrets has no secret named {paypal.PINNED} with the "
+                "certificate of the private key; without it the server asks PayPal for one"
+            )
+    return by
+
+
 def _event_id(preset: Preset, token: str) -> str:
     if preset.name == "stripe":
         return f"evt_{token}"
     if preset.name in ("github", "shopify"):
-        return _uuid(token)
+        return str(uuid.uuid5(uuid.NAMESPACE_URL, token))
     return f"msg_{token}"
-
-
-def _uuid(token: str) -> str:
-    return str(uuid.uuid5(uuid.NAMESPACE_URL, token))
-
-
-def _number(token: str) -> int:
-    return 10**12 + int.from_bytes(token.encode()[-4:], "big")
-
-
-def _iso(now_ms: int) -> str:
-    return datetime.fromtimestamp(now_ms // 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _sample_of(source: Source, wish: Wish) -> Json:
-    return _SENDERS.get(source.scheme, _any_event)(wish)
-
-
-def _any_event(wish: Wish) -> Json:
-    return {"customer": wish.customer or CUSTOMER, "created_at": _iso(wish.now_ms)}
-
-
-# docs.stripe.com/api/events/object; the objects as of version 2025-09-30.clover, where prices
-# stand in `pricing.price_details` and periods on the items of a subscription.
-def _stripe(wish: Wish) -> Json:
-    made = next((make for prefix, make in _STRIPE if wish.type.startswith(prefix)), _stripe_object)
-    data: Json = {"object": made(wish)}
-    if wish.type.endswith(".updated"):
-        data["previous_attributes"] = {}
-    return {
-        "id": "",
-        "object": "event",
-        "api_version": "2025-09-30.clover",
-        "created": wish.now_ms // 1000,
-        "data": data,
-        "livemode": False,
-        "pending_webhooks": 1,
-        "request": {"id": None, "idempotency_key": None},
-        "type": wish.type,
-    }
-
-
-def _stripe_object(wish: Wish) -> Json:
-    noun = wish.type.rpartition(".")[0] or wish.type
-    return {"id": f"obj_{wish.token}", "object": noun, "customer": CUSTOMER, "metadata": {}}
-
-
-def _checkout(wish: Wish) -> Json:
-    return {
-        "id": f"cs_test_{wish.token}",
-        "object": "checkout.session",
-        "amount_total": 2000,
-        "client_reference_id": WORKSPACE,
-        "created": wish.now_ms // 1000,
-        "currency": "usd",
-        "customer": CUSTOMER,
-        "customer_details": {"email": "customer@example.com", "name": "Sample Customer"},
-        "invoice": f"in_{wish.token}",
-        "metadata": {},
-        "mode": "subscription",
-        "payment_status": "unpaid" if wish.type.endswith(".expired") else "paid",
-        "status": "expired" if wish.type.endswith(".expired") else "complete",
-        "subscription": f"sub_{wish.token}",
-    }
-
-
-def _invoice(wish: Wish) -> Json:
-    action = wish.type.removeprefix("invoice.")
-    paid = action in ("paid", "payment_succeeded")
-    status = "paid" if paid else {"voided": "void", "created": "draft"}.get(action, "open")
-    details = {"subscription": f"sub_{wish.token}", "metadata": {}}
-    return {
-        "id": f"in_{wish.token}",
-        "object": "invoice",
-        "amount_due": 2000,
-        "amount_paid": 2000 if paid else 0,
-        "amount_remaining": 0 if paid else 2000,
-        "billing_reason": "subscription_create",
-        "collection_method": "charge_automatically",
-        "created": wish.now_ms // 1000,
-        "currency": "usd",
-        "customer": CUSTOMER,
-        "customer_email": "customer@example.com",
-        "lines": {"object": "list", "data": [_line(wish)], "has_more": False},
-        "metadata": {},
-        "number": f"SAMPLE-{wish.token[:8].upper()}",
-        "parent": {"type": "subscription_details", "subscription_details": details},
-        "status": status,
-        "total": 2000,
-    }
-
-
-def _line(wish: Wish) -> Json:
-    return {
-        "id": f"il_{wish.token}",
-        "object": "line_item",
-        "amount": 2000,
-        "currency": "usd",
-        "description": "1 × Basic (at $20.00 / month)",  # noqa: RUF001  as Stripe writes it
-        "parent": {
-            "type": "subscription_item_details",
-            "subscription_item_details": {
-                "proration": False,
-                "subscription": f"sub_{wish.token}",
-                "subscription_item": f"si_{wish.token}",
-            },
-        },
-        "period": {"start": wish.now_ms // 1000, "end": wish.now_ms // 1000 + 2_592_000},
-        "pricing": {
-            "type": "price_details",
-            "price_details": {"price": "price_basic", "product": "prod_basic"},
-            "unit_amount_decimal": "2000",
-        },
-        "quantity": 1,
-    }
-
-
-def _credit_note(wish: Wish) -> Json:
-    return {
-        "id": f"cn_{wish.token}",
-        "object": "credit_note",
-        "amount": 2000,
-        "created": wish.now_ms // 1000,
-        "currency": "usd",
-        "customer": CUSTOMER,
-        "invoice": f"in_{wish.token}",
-        "metadata": {},
-        "reason": "order_change",
-        "status": "void" if wish.type.endswith(".voided") else "issued",
-        "total": 2000,
-        "type": "post_payment",
-    }
-
-
-def _subscription(wish: Wish) -> Json:
-    started = wish.now_ms // 1000
-    price = {
-        "id": "price_basic",
-        "object": "price",
-        "currency": "usd",
-        "lookup_key": "basic",
-        "product": "prod_basic",
-        "recurring": {"interval": "month", "interval_count": 1},
-        "type": "recurring",
-        "unit_amount": 2000,
-    }
-    item = {
-        "id": f"si_{wish.token}",
-        "object": "subscription_item",
-        "current_period_start": started,
-        "current_period_end": started + 2_592_000,
-        "price": price,
-        "quantity": 1,
-        "subscription": f"sub_{wish.token}",
-    }
-    deleted = wish.type.endswith(".deleted")
-    return {
-        "id": f"sub_{wish.token}",
-        "object": "subscription",
-        "cancel_at_period_end": False,
-        "canceled_at": started if deleted else None,
-        "created": started,
-        "currency": "usd",
-        "customer": CUSTOMER,
-        "items": {"object": "list", "data": [item], "has_more": False},
-        "latest_invoice": f"in_{wish.token}",
-        "metadata": {},
-        "status": "canceled" if deleted else "active",
-    }
-
-
-def _customer_object(wish: Wish) -> Json:
-    return {
-        "id": CUSTOMER,
-        "object": "customer",
-        "created": wish.now_ms // 1000,
-        "email": "customer@example.com",
-        "metadata": {},
-        "name": "Sample Customer",
-    }
-
-
-# docs.github.com, "Webhook events and payloads".
-def _github(wish: Wish) -> Json:
-    user = {"login": "octocat", "id": 583231, "type": "User"}
-    repository = {
-        "id": 1296269,
-        "name": "hello-world",
-        "full_name": "octocat/hello-world",
-        "private": False,
-        "owner": user,
-        "html_url": "https://github.com/octocat/hello-world",
-        "default_branch": "main",
-    }
-    made = _GITHUB.get(wish.type, _github_action)
-    return made(wish) | {"repository": repository, "sender": user}
-
-
-def _github_action(wish: Wish) -> Json:
-    return {"action": "created"}
-
-
-def _ping(wish: Wish) -> Json:
-    return {
-        "zen": "Keep it logically awesome.",
-        "hook_id": 1,
-        "hook": {"type": "Repository", "id": 1, "name": "web", "active": True, "events": ["*"]},
-    }
-
-
-def _push(wish: Wish) -> Json:
-    after = uuid.uuid5(uuid.NAMESPACE_URL, wish.token).hex + "00000000"
-    commit = {
-        "id": after,
-        "message": "Try the receiver out",
-        "timestamp": _iso(wish.now_ms),
-        "author": {"name": "Octocat", "email": "octocat@example.com", "username": "octocat"},
-        "added": [],
-        "removed": [],
-        "modified": ["README.md"],
-    }
-    return {
-        "ref": "refs/heads/main",
-        "before": "0" * 40,
-        "after": after,
-        "created": False,
-        "deleted": False,
-        "forced": False,
-        "commits": [commit],
-        "head_commit": commit,
-        "pusher": {"name": "octocat", "email": "octocat@example.com"},
-    }
-
-
-def _release(wish: Wish) -> Json:
-    number = _number(wish.token)
-    release = {
-        "id": number,
-        "tag_name": "v1.0.0",
-        "name": "1.0.0",
-        "draft": False,
-        "prerelease": False,
-        "published_at": _iso(wish.now_ms),
-        "html_url": "https://github.com/octocat/hello-world/releases/tag/v1.0.0",
-    }
-    return {"action": "published", "release": release}
-
-
-# shopify.dev, "Webhooks", topics orders/*: money is text, ids are numbers.
-def _shopify(wish: Wish) -> Json:
-    number, at = _number(wish.token), _iso(wish.now_ms)
-    if not wish.type.startswith("orders/"):
-        return {"id": number, "created_at": at, "updated_at": at}
-    return {
-        "id": number,
-        "admin_graphql_api_id": f"gid://shopify/Order/{number}",
-        "created_at": at,
-        "updated_at": at,
-        "currency": "USD",
-        "customer": {"id": 115310627314723954, "email": "customer@example.com"},
-        "email": "customer@example.com",
-        "financial_status": "paid" if wish.type == "orders/paid" else "pending",
-        "line_items": [{"id": number, "title": "Sample", "quantity": 1, "price": "20.00"}],
-        "name": "#1001",
-        "order_number": 1001,
-        "test": True,
-        "total_price": "20.00",
-    }
-
-
-# github.com/standard-webhooks/standard-webhooks, "Payload structure".
-def _standard(wish: Wish) -> Json:
-    data = {"id": wish.token, "customer": CUSTOMER}
-    return {"type": wish.type, "timestamp": _iso(wish.now_ms), "data": data}
-
-
-_CUSTOMERS = {
-    "stripe": "data.object.customer",
-    "shopify": "customer.id",
-    "standard-webhooks": "data.customer",
-}
-_Maker = Callable[[Wish], Json]
-_SENDERS: dict[str, _Maker] = {
-    "stripe": _stripe,
-    "github": _github,
-    "shopify": _shopify,
-    "standard-webhooks": _standard,
-}
-_STRIPE: tuple[tuple[str, _Maker], ...] = (
-    ("checkout.session.", _checkout),
-    ("invoice.", _invoice),
-    ("credit_note.", _credit_note),
-    ("customer.subscription.", _subscription),
-    ("customer.", _customer_object),
-)
-_GITHUB: dict[str, _Maker] = {"ping": _ping, "push": _push, "release": _release}

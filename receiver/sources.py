@@ -1,6 +1,7 @@
 """What a source demands, where it is reached and what came last, for the operator to read."""
 
 import contextlib
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from receiver.config import ConfigError, Rule, Settings, Source, build, read
 from receiver.destinations import Destination
 from receiver.handshakes import Rule as HandshakeRule
 from receiver.presets import CODED, Part, Preset, Scheme
+from receiver.references import References, Unresolved, read_env_file
 from receiver.shown import times
 from receiver.verify import Contract, Secret
 from store import captured, inbox, rejections, secrets
@@ -100,6 +102,20 @@ def others_with_secrets(settings: Settings, source: Source) -> list[Contract]:
             with contextlib.suppress(ConfigError):
                 found.append(with_secrets(other, settings.path).contract)
     return found
+
+
+def resolved(reference: str, settings: Settings) -> bytes:
+    """The value behind a reference given by hand, looked up as the configuration's are.
+
+    Raises ValueError in words that do not hold it.
+    """
+    lines: dict[str, str] = {}
+    try:
+        if settings.env_file is not None:
+            lines, _ = read_env_file(settings.env_file)
+        return References(settings.path.parent, os.environ, lines).resolve(reference)[0]
+    except Unresolved as error:
+        raise ValueError(str(error)) from error
 
 
 def url_of(source: Source, reveal: bool = False) -> str | None:

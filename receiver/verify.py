@@ -28,7 +28,6 @@ from receiver.extract import canonical as canonical  # belongs to what verify of
 from receiver.handshakes import Handshake, Unanswerable
 from receiver.presets import (
     CODED,
-    PUBLIC_KEYS,
     CryptographyMissing,
     Key,
     Part,
@@ -417,13 +416,13 @@ def _prove(contract: Contract, check: Check, delivery: Delivery, reading: Readin
         return None
     signatures, ts = _items(scheme, scheme.sig, reading)
     if scheme.ts is not None:
-        ts = _single(reading, scheme.ts)
+        ts = single(reading, scheme.ts)
     sent_ms = _sent_ms(scheme, ts)
     id_ = b"" if scheme.id is None else _signed_id(scheme, scheme.id, reading)
     for body in (delivery.body, delivery.inflated):
         if body is None:
             continue
-        content = _content(scheme, reading, delivery, {"body": body, "ts": ts, "id": id_})
+        content = signed_content(scheme, reading, delivery, {"body": body, "ts": ts, "id": id_})
         for key, secret in check.keys:
             if _matches(scheme, key, content, signatures):
                 _check_time(contract, scheme, sent_ms, delivery.received_ms)
@@ -503,7 +502,8 @@ def _keyed(scheme: Scheme, sig: Locator, items: Sequence[bytes]) -> tuple[list[b
     return signatures, stamps
 
 
-def _single(reading: Reading, locator: Locator) -> bytes:
+def single(reading: Reading, locator: Locator) -> bytes:
+    """The one value that stands there. Raises Rejected."""
     values = reading.raw(locator)
     if len(values) != 1:
         raise _bad(f"{locator.text} is {'there twice' if values else 'missing'}")
@@ -515,14 +515,14 @@ def _signed_id(scheme: Scheme, locator: Locator, reading: Reading) -> bytes:
 
     standard-webhooks.md, "Signature scheme", warns its senders of a `.` in ids.
     """
-    id_ = _single(reading, locator)
+    id_ = single(reading, locator)
     for part, following in itertools.pairwise(scheme.signed):
         if part.kind == "id" and following.text and following.text in id_:
             raise _bad(f"{locator.text} holds {following.text.decode()!r}, which ends it")
     return id_
 
 
-def _content(
+def signed_content(
     scheme: Scheme, reading: Reading, delivery: Delivery, values: dict[str, bytes]
 ) -> bytes:
     """The bytes that the signature covers; `values` has those of {body}, {ts} and {id}."""
@@ -538,7 +538,7 @@ def _part(part: Part, reading: Reading, delivery: Delivery, values: dict[str, by
     if part.kind == "text":
         return part.text
     if part.at is not None:
-        return _single(reading, part.at)
+        return single(reading, part.at)
     if part.kind == "url":
         return delivery.url.encode(errors="replace")
     if part.kind == "method":
@@ -553,12 +553,13 @@ def _part(part: Part, reading: Reading, delivery: Delivery, values: dict[str, by
 def _matches(scheme: Scheme, key: Key, content: bytes, signatures: Sequence[bytes]) -> bool:
     if key.verify is not None:
         return any(key.verify(_decoded(scheme.enc, s), content) for s in signatures)
-    expected = _expected(scheme, key, content)
+    expected = expected_signature(scheme, key, content)
     # The text is compared, so that only the one canonical spelling of a signature counts.
     return any([hmac.compare_digest(expected, signature) for signature in signatures])
 
 
-def _expected(scheme: Scheme, key: Key, content: bytes) -> bytes:
+def expected_signature(scheme: Scheme, key: Key, content: bytes) -> bytes:
+    """The signature, as it is written, that a key of an HMAC or a bearer makes of the content."""
     if scheme.algo == "token":
         return key.value
     if scheme.algo == "basic":
@@ -846,89 +847,3 @@ def _judge_mode(
     if live and wanted is False:
         problems.append("a live event on a test source")
     return problems, wanted is True and not live
-
-
-# The other side.
-
-
-def sign(
-    preset: Preset,
-    secret: bytes,
-    body: bytes,
-    *,
-    now_ms: int,
-    event_id: str = "",
-    type: str = "",
-    account: str = "",
-    url: str = "",
-    method: str = "POST",
-) -> list[tuple[str, str]]:
-    """The headers that make a valid delivery of a body.
-
-    Id, type and account go into headers where the sender has them there; elsewhere the body has
-    to hold them already. Raise ValueError where only the sender can sign (a public key, a
-    signature inside the body), or no key can be made from the secret.
-    """
-    scheme, key = _signer(preset, secret)
-    if scheme.id is not None and not event_id:
-        raise ValueError(f"an event id is needed: it is signed, at {scheme.id.text}")
-    values = {"body": body, "ts": _timestamp(scheme, now_ms), "id": event_id.encode()}
-    reading = Reading((), body, preset.payload, preset.forms)
-    form = reading.document.content_type == "form"
-    headers = {"Content-Type": f"application/{'x-www-form-urlencoded' if form else 'json'}"}
-    for locators, value in (
-        (preset.event_id, event_id),
-        (preset.event_type, type),
-        (preset.account, account),
-        (_one(scheme.id), event_id),
-        (_one(scheme.ts), values["ts"].decode()),
-    ):
-        if locators and locators[0].kind == "header" and value:
-            headers[_name(locators[0])] = value
-    reading.headers = [(n.lower().encode(), v.encode()) for n, v in headers.items()]
-    if scheme.ts is not None and scheme.ts.kind != "header":
-        values["ts"] = _single(reading, scheme.ts)
-    if scheme.sig is not None:
-        delivery = Delivery(method, url, reading.headers, body, now_ms)
-        content = _content(scheme, reading, delivery, values)
-        headers[_name(scheme.sig)] = _signature(scheme, key, content, values["ts"]).decode()
-    return list(headers.items())
-
-
-def _signer(preset: Preset, secret: bytes) -> tuple[Scheme, Key]:
-    problem: ValueError = ValueError("only the sender can sign: its private key is not here")
-    for scheme in preset.schemes:
-        if scheme.algo == "none":
-            return scheme, Key()
-        if scheme.algo in PUBLIC_KEYS or (scheme.sig and scheme.sig.kind != "header"):
-            continue
-        try:
-            return scheme, keys(scheme, secret)[0]
-        except SecretError as error:
-            problem = error
-    raise problem
-
-
-def _one(locator: Locator | None) -> tuple[Locator, ...]:
-    return () if locator is None else (locator,)
-
-
-def _name(locator: Locator) -> str:
-    return locator.text.removeprefix("header:").replace("*", "1")
-
-
-def _timestamp(scheme: Scheme, now_ms: int) -> bytes:
-    if scheme.ts_unit == "iso":
-        when = datetime.fromtimestamp(now_ms / 1000, UTC)
-        return when.isoformat(timespec="milliseconds").replace("+00:00", "Z").encode()
-    return b"%d" % (now_ms // 1000 if scheme.ts_unit == "s" else now_ms)
-
-
-def _signature(scheme: Scheme, key: Key, content: bytes, ts: bytes) -> bytes:
-    signature = _expected(scheme, key, content)
-    if scheme.kv_sep is None or scheme.sig_key is None:
-        return signature
-    items = [scheme.sig_key + scheme.kv_sep + signature]
-    if scheme.ts_key is not None:
-        items.insert(0, scheme.ts_key + scheme.kv_sep + ts)
-    return (scheme.item_sep or b",").join(items)

@@ -12,7 +12,8 @@ import pytest
 from receiver import logs
 from receiver.config import load
 from receiver.process import Processor
-from receiver.verify import Delivery, Event, sign, verify
+from receiver.signing import sign
+from receiver.verify import Delivery, Event, verify
 from store import inbox, ledger, links
 from store.database import Job, Store, Tx
 from store.inbox import Row

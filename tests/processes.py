@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from receiver.verify import sign
+from receiver.signing import sign
 from store.database import Store, snapshot
 from tests.conftest import SECRETS, Clock, World
 

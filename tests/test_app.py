@@ -26,7 +26,7 @@ from receiver.http import Gate, Limits
 from receiver.logs import ERRORS_A_MINUTE_MAX, FIELD_CHARS_MAX
 from receiver.process import Processor
 from receiver.server import close_all, listen
-from receiver.verify import sign
+from receiver.signing import sign
 from store import secrets
 from store.database import Store, snapshot
 from store.writer import Writer

@@ -25,7 +25,7 @@ from receiver import presets, starter
 from receiver.commands import shared
 from receiver.config import ConfigError, load
 from receiver.handlers import Handlers
-from receiver.verify import sign
+from receiver.signing import sign
 from store import rejections
 from store.database import Store
 from store.errors import Refused, StoreError, Unavailable

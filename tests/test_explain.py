@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from receiver import presets, variations
 from receiver.explain import Clocks, Finding, explain, explain_unkept
-from receiver.verify import Contract, Delivery, Rejected, Secret, sign, verify
+from receiver.signing import sign
+from receiver.verify import Contract, Delivery, Rejected, Secret, verify
 from tests.conftest import NOW_MS
 
 KEY = base64.b64encode(b"a key of the tests, 32 bytes....").decode()

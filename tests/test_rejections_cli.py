@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from receiver.signing import sign
 from receiver.tally import with_body
-from receiver.verify import Delivery, Rejected, sign, verify
+from receiver.verify import Delivery, Rejected, verify
 from store import audit, rejections, secrets
 from store.database import Tx
 from store.rejections import Request

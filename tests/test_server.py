@@ -27,7 +27,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from receiver.config import load
 from receiver.http import Limits
-from receiver.verify import Contract, sign
+from receiver.signing import sign
+from receiver.verify import Contract
 from store.database import snapshot
 from tests.test_http import Loop, Rig, Wire
 from tests.test_systemd import Manager

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from receiver import presets
 from receiver.presets import Preset, Table, parse
+from receiver.signing import sign
 from receiver.verify import (
     SIGNATURE_ITEMS_MAX,
     Contract,
@@ -27,7 +28,6 @@ from receiver.verify import (
     Verdict,
     canonical,
     reread,
-    sign,
     verdict,
     verify,
 )

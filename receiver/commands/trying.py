@@ -73,6 +73,13 @@ EXPLAINED = ("bad-signature", "expired")
     help="Change the body, as in data.object.amount_paid=0; several may be given.",
 )
 @click.option("--url", metavar="URL", help="Where to post it, in place of the config's address.")
+@click.option(
+    "--private-key",
+    "private_key",
+    metavar="REF",
+    help="For a sender that signs with one: env:NAME or file:/path of a key in PEM, whose public "
+    "key (or certificate) is the source's secret.",
+)
 @click.option("--yes", is_flag=True, help="Send to a live source, too.")
 @json_option
 def send(
@@ -80,6 +87,7 @@ def send(
     source: str,
     event_type: str,
     url: str | None,
+    private_key: str | None,
     yes: bool,
     as_json: bool,
     **wish: Any,
@@ -93,7 +101,7 @@ def send(
     from msgspec.structs import replace
 
     from receiver import samples, sending
-    from receiver.sources import url_of, with_secrets
+    from receiver.sources import resolved, url_of, with_secrets
 
     settings = load_settings(config)
     found = with_secrets(source_named(settings, source), config)
@@ -106,8 +114,11 @@ def send(
         )
     try:
         target = sending.Target(url) if url else sending.target_of(settings, source)
-        sample = samples.make(found, wish_of(event_type, wish), url_of(found) or target.url)
-        answer = sending.post(target, sample.headers, sample.body)
+        key = None if private_key is None else resolved(private_key, settings)
+        wanted = wish_of(event_type, wish)
+        sample = samples.make(found, wanted, url_of(found) or target.url, key)
+        place = samples.place_of(found, target)
+        answer = sending.post(place, sample.headers, sample.body)
     except ValueError as error:
         raise Failure(str(error), code=USAGE) from error
     except RecursionError as error:
