@@ -198,7 +198,7 @@ def test_a_path_knows_when_it_may_read_the_whole_document() -> None:
         ("&a", "has an & that is not an argument"),
         ("not_null(&a)", "has an & that is not an argument"),
         ("_workspce", r"_workspce is none of our names \(did you mean _workspace\?\)"),
-        ("_id", r"there are: _event, _workspace\); .* is written @\._id"),
+        ("_id", r"there are: _event, _workspace, _resource\); .* is written @\._id"),
         ("_evnt.id || a", r"did you mean _event\?"),
         ("[a, _evnt]", "_evnt is none of our names"),
         ("join('', {a: _x}.a)", "_x is none of our names"),
