@@ -39,6 +39,8 @@ SECTIONS = {
     },
     "Try out": {"demo": "trying", "send": "trying", "verify": "trying"},
     "Look and repair": {
+        "status": "status",
+        "alerts": "status",
         "events": "events",
         "replay": "events",
         "parked": "parked",

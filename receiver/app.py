@@ -15,6 +15,7 @@ from receiver.captures import Captures, reference
 from receiver.certificate_book import Book
 from receiver.coded import CertificateMissing
 from receiver.config import Network, Settings, Source
+from receiver.counters import Counters
 from receiver.handshakes import Handshake
 from receiver.http import RETRY_AFTER_S, request_ids
 from receiver.logs import FIELD_CHARS_MAX, Delivered, Errors, log
@@ -71,6 +72,8 @@ ENCODING = answer(415, "encoding")
 READ_ONLY = answer(405, "method", (b"allow", b"GET, HEAD"))
 OK = answer(200, "ok")
 READY = answer(200, "ready")
+#: https://prometheus.io/docs/instrumenting/exposition_formats/
+METRICS_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 UNAVAILABLE = answer(503, "unavailable", _RETRY)
 
 
@@ -136,13 +139,14 @@ class App:
         clock: Callable[[], int],
         captures: Captures | None = None,
         certificates: Book | None = None,
+        counters: Counters | None = None,
     ) -> None:
         self.certificates = certificates or Book(clock)
         self.processor = processor
         self.writer = writer
         self.clock = clock
         self.captures = captures or Captures()
-        self.tally = Tally(writer)
+        self.tally = Tally(writer, counters or Counters())
         self.greetings = Greetings()
         self.errors = Errors(clock)
         self.request_ids = request_ids()
@@ -174,10 +178,13 @@ class App:
 
 
 class Admin:
-    """The admin application: whether the process lives, and whether it can take deliveries."""
+    """The admin application: whether the process lives, can take deliveries, and its metrics."""
 
-    def __init__(self, is_ready: Callable[[], Awaitable[bool]]) -> None:
+    def __init__(
+        self, is_ready: Callable[[], bool], metrics: Callable[[], Awaitable[bytes]]
+    ) -> None:
         self._is_ready = is_ready
+        self._metrics = metrics
         self._request_ids = request_ids()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -185,13 +192,17 @@ class Admin:
         await respond(send, reply, next(self._request_ids))
 
     async def _answer(self, method: str, path: str) -> Answer:
-        if path not in ("/healthz", "/readyz"):
+        if path not in ("/healthz", "/readyz", "/metrics"):
             return UNKNOWN
         if method not in ("GET", "HEAD"):
             return READ_ONLY
         if path == "/healthz":
             return OK
-        return READY if await self._is_ready() else UNAVAILABLE
+        if path == "/readyz":
+            return READY if self._is_ready() else UNAVAILABLE
+        text = await self._metrics()
+        length = (b"content-length", str(len(text)).encode())
+        return Answer(200, ((b"content-type", METRICS_TYPE), length), text)
 
 
 class Deliveries:
@@ -269,7 +280,7 @@ class Deliveries:
             functools.partial(processor.receive, events=judged, request_id=request_id),
             functools.partial(processor.keep, events=judged, request_id=request_id),
         )
-        app.tally.use(source.name, judged[0].secret, received_ms)
+        app.tally.deliver(source.name, outcome.word, judged[0].secret, received_ms)
         log_delivery(judged, outcome, request_id, started)
         return outcome_answer(contract.preset, outcome)
 

@@ -12,7 +12,17 @@ from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 import msgspec
 
-from receiver import api, caveats, mail, presets, projection, references, select
+from receiver import (
+    api,
+    caveats,
+    letters,
+    mail,
+    presets,
+    projection,
+    references,
+    select,
+    thresholds,
+)
 from receiver.destinations import (
     HEADER_NAME,
     RESERVED_HEADERS,
@@ -38,7 +48,9 @@ from receiver.select import (
 )
 from receiver.tables import NAME_CHARS_MAX, NAME_WORDS, Report, Table, cut, is_name, kind_of
 from receiver.tables import Network as Network
+from receiver.thresholds import Thresholds
 from receiver.verify import Contract, Secret
+from store.outbox import ALERTS
 from store.schema import AMOUNT_MAX
 
 CONFIG_BYTES_MAX = 1_048_576
@@ -67,8 +79,8 @@ COMMAND_TIMEOUT_S, COMMAND_TIMEOUT_S_MAX = 60, 3_600
 IDEMPOTENT_S_MAX = 31_536_000
 # Standard Webhooks asks for keys of at least so many bytes.
 SIGNING_KEY_BYTES_MIN = 24
-# What entries by the app itself, and corrections by hand, have in place of an identity.
-RESERVED_IDENTITIES = ("app", "operator")
+# What entries by the app itself, corrections by hand and alerts have in place of an identity.
+RESERVED_IDENTITIES = ("app", "operator", ALERTS)
 # The kernel's limit for the path of a unix socket, in bytes.
 UNIX_PATH_BYTES_MAX = 107
 # What is remembered of which rules a type has: entries, and characters of a type.
@@ -173,6 +185,8 @@ class Source(msgspec.Struct, frozen=True):
     keep_rejected: bool = False
     # Of a sender that signs with certificates.
     certificates_url: str | None = None
+    #: An alert opens when it was genuinely heard of before, but not for so long; None: never.
+    silence_s: int | None = None
 
 
 class Grant(msgspec.Struct, frozen=True):
@@ -250,6 +264,7 @@ class Settings(msgspec.Struct, frozen=True):
     worker: Worker = Worker()
     backup: Backup = Backup()
     destinations: Mapping[str, Destination] = {}
+    alerts: Thresholds = Thresholds()
     handlers: Path | None = None
     env_file: Path | None = None
     public_url: str | None = None
@@ -384,13 +399,15 @@ class _Builder:
         sources = self._sources(top, public_url)
         rules = self._rules(top, sources)
         destinations = self._destinations(top)
+        alerts = thresholds.parse(top.table("alerts"))
+        _check_alerts(self.report, alerts, _declared(top, "destinations"), destinations)
         _check_allow_ips(self.report, sources, server)
         _check_identities(self.report, sources)
         _check_modes(self.report, sources, worker)
         _check_sends(self.report, rules)
         _check_projections(self.report, rules, sources, worker)
         self._check_effects(rules, sources)
-        _warn_of_messages(self.report, rules, destinations, worker)
+        _warn_of_messages(self.report, rules, destinations, worker, alerts)
         if self.report.problems:
             raise ConfigError(self.report.problems)
         return Settings(
@@ -402,6 +419,7 @@ class _Builder:
             worker=worker,
             backup=backup,
             destinations=destinations,
+            alerts=alerts,
             handlers=handlers,
             env_file=env_file,
             public_url=public_url,
@@ -498,6 +516,7 @@ class _Builder:
         mode = table.choice("mode", _MODES) if "mode" in table else "sync"
         allow_ips = table.networks("allow_ips")
         body_gzip, keep_rejected = table.boolean("gzip"), table.boolean("keep_rejected")
+        silence_s = thresholds.limit(table, "silence_s", thresholds.SECONDS_MAX)
         retention, certificates_url = _retention(table), _certificates_url(table, preset)
         reach_by = None if preset and preset.by_certificate else self._api(table, livemode)
         if preset is None or identity is None or mode is None:
@@ -531,6 +550,7 @@ class _Builder:
             api=reach_by,
             keep_rejected=keep_rejected or False,
             certificates_url=certificates_url,
+            silence_s=silence_s,
         )
 
     def _api(self, source: Table, livemode: bool | None) -> Api | None:
@@ -907,7 +927,7 @@ def _identity(name: str, table: Table) -> str | None:
     identity = table.name("identity") if "identity" in table else name
     if identity in RESERVED_IDENTITIES:
         table.problem(
-            "identity", f"{identity!r} stands for ledger entries made without a sender; set another"
+            "identity", f"{identity!r} stands for what is written without a sender; set another"
         )
         return None
     return identity
@@ -1465,7 +1485,7 @@ def _warn_of_subject(table: Table, rule: Rule) -> None:
 
 def _check_own(table: Table, where: str, path: select.Path, *, known: bool) -> None:
     where = f"{table.where}.{where}"
-    for name in ("_grant", "_message"):
+    for name in ("_grant", "_message", "_alert"):
         if path.uses_own(name):
             table.report.problem(where, f"{name} is not known here; take the value from the event")
     if path.uses_own("_resource") and "resource" not in table:
@@ -1651,12 +1671,13 @@ def _warn_of_messages(
     rules: Mapping[str, Rule],
     destinations: Mapping[str, Destination],
     worker: Worker,
+    alerts: Thresholds,
 ) -> None:
     if destinations and worker.run == "off":
         report.warning(
             "worker.run", "is off, so messages wait in the outbox; turn it on to have them sent"
         )
-    used = {send.to for rule in rules.values() for send in rule.send}
+    used = {send.to for rule in rules.values() for send in rule.send} | {alerts.to}
     calls = any(isinstance(rule.effect, Call) for rule in rules.values())
     for name in destinations:
         if name not in used and not calls:
@@ -1668,6 +1689,29 @@ def _warn_of_messages(
         for send in rule.send:
             for words in _unknown_names(rule, destinations.get(send.to)):
                 report.warning(f"{where}.send", f"destinations.{send.to} {words}")
+
+
+def _check_alerts(
+    report: Report,
+    alerts: Thresholds,
+    declared: Sequence[str],
+    destinations: Mapping[str, Destination],
+) -> None:
+    """Whether a message about an alert can be written for its destination."""
+    if alerts.to is None:
+        return
+    if alerts.to not in declared:
+        hint = nearest_or_all(alerts.to, declared)
+        report.problem("alerts.to", f"there is no destination {cut(alerts.to)!r}{hint}")
+    elif alerts.to in destinations:
+        try:
+            letters.body_of(destinations[alerts.to], letters.SAMPLE)
+        except Unjudgeable as error:
+            report.problem(
+                "alerts.to",
+                f"{error}; an alert has no event, so write {{_alert.text}} there, "
+                "or name a destination of its own",
+            )
 
 
 def _unknown_names(rule: Rule, destination: Destination | None) -> Iterator[str]:
@@ -1739,7 +1783,7 @@ def _identities(rule: Rule, sources: Mapping[str, Source]) -> list[str]:
 
 _TOP_KEYS = (
     *("database", "handlers", "env_file", "public_url", "server", "worker", "backup"),
-    *("sources", "rules", "destinations"),
+    *("sources", "rules", "destinations", "alerts"),
 )
 _SERVER_KEYS = (
     *("listen", "admin", "trusted_proxies", "tls", "proxy_terminates_tls"),
@@ -1748,6 +1792,7 @@ _SERVER_KEYS = (
 _SOURCE_KEYS = (
     *("scheme", "identity", "secrets", "livemode", "account", "mode", "tolerance_s"),
     *("volatile", "gzip", "allow_ips", "public_url", "retention", "api", "keep_rejected"),
+    "silence_s",
 )
 _MODES: tuple[Literal["sync", "queued"], ...] = ("sync", "queued")
 _RUNS: tuple[Literal["inside", "separate", "off"], ...] = ("inside", "separate", "off")

@@ -10,9 +10,10 @@ from receiver import backoff, process
 from receiver.config import Worker
 from receiver.destinations import Destination, Later, Never, Owed, Result, Sent, Unknown
 from receiver.process import Processor
-from store import attempts, outbox
+from store import attempts, outbox, tallies
 from store.database import Tx
 from store.outbox import Message
+from store.tallies import What
 
 #: What a lease lasts beyond the time limit of its send, in seconds.
 LEASE_SPARE_S = 30
@@ -88,6 +89,7 @@ def settle(
     message, attempt = leased.message, leased.attempt
     if not outbox.holds(tx, message.id, leased.owner, attempt):
         return False
+    tallies.add(tx, {What("send", destination.name, OUTCOMES[type(result)]): 1}, tx.now_ms)
     if isinstance(result, Sent):
         attempts.finish(tx, attempt, OUTCOMES[Sent], result.detail or None, message=message.id)
         outbox.settle(tx, message.id, "sent", None)

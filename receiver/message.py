@@ -13,7 +13,7 @@ from receiver.story import TOLD_MAX, Moment, acts
 from store import attempts, inbox
 from store.attempts import Attempt
 from store.database import Snapshot
-from store.outbox import Message
+from store.outbox import ALERTS, Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +30,12 @@ def tell(snapshot: Snapshot, settings: Settings, message: Message, now_ms: int) 
     """The whole story of a message."""
     event = None if message.event is None else inbox.by_row(snapshot, message.event)
     owner = None if event is None else shown.handle(snapshot, event)
+    who = "an alert" if message.source == ALERTS else f"event {owner or '?'}"
     moments = [
         Moment(
             message.created_ms,
             "owed",
-            f"by event {owner or '?'}, once for {message.key}",
+            f"by {who}, once for {message.key}",
             {"event": message.event} | shown.key(message.key),
         ),
         *map(_attempt, attempts.of_message(snapshot, message.id)[-TOLD_MAX:]),

@@ -434,8 +434,12 @@ def _message(tx: Tx, number: int) -> Message:
 
 def _write_again(tx: Tx, settings: Settings, message: Message) -> None:
     """Render a message that did not render before: nothing of it was ever sent."""
+    if message.event is None:
+        raise Declined(
+            f"message {message.id} tells of an alert and does not render; "
+            f"`receiver outbox cancel {message.id}`, and `receiver status` tells the same"
+        )
     try:
-        assert message.event is not None, "a message is owed by an event"
         event = stored_event(tx, settings, _event(tx, message.event))
         outbox.write(tx, message.id, rules.write_again(tx, settings, event, message))
     except (Unjudgeable, NotReplayable) as error:

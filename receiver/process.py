@@ -16,12 +16,13 @@ from receiver.said import Park, Quarantine
 from receiver.select import Unjudgeable
 from receiver.shown import resource_name
 from receiver.verify import Event, canonical, reread
-from store import attempts, conflicts, deliveries, fetches, forgotten, inbox, names, parked
+from store import attempts, conflicts, deliveries, fetches, forgotten, inbox, names, parked, tallies
 from store.database import Job, Snapshot, Tx
 from store.errors import TransactionLost, Unavailable
 from store.inbox import Row
 from store.operations import Key
 from store.parked import Fact
+from store.tallies import What
 
 #: Due events applied in one go, each in its own savepoint.
 DUE_MAX = 100
@@ -347,6 +348,7 @@ class Processor:
             fetches.want(tx, resource_name(verdict.fact), verdict.fetch_by, this.row)
         if this.leased:
             attempts.finish(tx, this.number, verdict.state, reason, event=this.row)
+            tallies.add(tx, {What("attempt", "", verdict.state): 1}, tx.now_ms)
         return Outcome(verdict.state, row=this.row, keys=verdict.keys)
 
     def _fail(self, tx: Tx, this: Try, words: str) -> Outcome:
@@ -356,6 +358,7 @@ class Processor:
         if not this.leased:
             attempts.start(tx, this.number, event=this.row)
         attempts.finish(tx, this.number, "failed", words, event=this.row)
+        tallies.add(tx, {What("attempt", "", "failed"): 1}, tx.now_ms)
         if worker.run == "off":
             inbox.fail(tx, this.row, this.number, words, None, answer=this.answer("pending"))
             return Outcome("pending", retry=True, row=this.row)

@@ -26,7 +26,7 @@ TEMPLATE_DEPTH_MAX = 32
 SHOWN_CHARS_MAX = 60
 
 # These names are ours at the top of a document, whether or not they have a value yet.
-RESERVED = frozenset({"_event", "_workspace", "_resource", "_grant", "_message"})
+RESERVED = frozenset({"_event", "_workspace", "_resource", "_grant", "_message", "_alert"})
 # What `_event` and `_resource` say, and which of our names a rule may take.
 EVENT_FIELDS = ("source", "account", "id", "type", "received_ms")
 RESOURCE_FIELDS = (

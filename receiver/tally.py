@@ -7,11 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from receiver.config import Source
+from receiver.counters import Counters
 from receiver.logs import FIELD_CHARS_MAX, log
 from receiver.verify import EXPIRED, Delivery, Rejected
-from store import rejections, secrets
+from store import rejections, secrets, tallies
 from store.database import Tx
 from store.rejections import Request
+from store.tallies import What
 from store.writer import Writer
 
 #: Seconds that something is counted in memory before it is written.
@@ -65,6 +67,8 @@ class Use:
 
 Refused = dict[tuple[str, str], Count]
 Used = dict[tuple[str, str], Use]
+#: Deliveries by source and outcome.
+Delivered = dict[tuple[str, str], int]
 
 
 class Tally:
@@ -74,8 +78,11 @@ class Tally:
     each.
     """
 
-    def __init__(self, writer: Writer) -> None:
+    def __init__(self, writer: Writer, counters: Counters) -> None:
         self._writer = writer
+        self._counters = counters
+        #: What of the counted deliveries is written, or on its way.
+        self._delivered: Delivered = {}
         self._refused: Refused = {}
         self._used: Used = {}
         self._expired: list[Request] = []
@@ -83,9 +90,11 @@ class Tally:
         self._timer: asyncio.TimerHandle | None = None
         self._written: asyncio.Future[None] | None = None
 
-    def use(self, source: str, reference: str, at_ms: int) -> None:
-        """A delivery that the secret proved is durable; '' is no secret."""
+    def deliver(self, source: str, word: str, reference: str, at_ms: int) -> None:
+        """A delivery that the secret proved was answered so; '' is no secret."""
+        self._counters.deliveries[source, word] += 1
         if not reference:
+            self._schedule()
             return
         known = self._used.get((source, reference))
         if known is None:
@@ -133,8 +142,10 @@ class Tally:
         expired, self._expired = self._expired, []
         for (source, reason), count in refused.items():
             _log_count(source, reason, count)
-        written = self._writer.submit(lambda tx: _write(tx, refused, used, expired))
-        written.add_done_callback(lambda future: self._restore(future, refused, used, expired))
+        known, self._delivered = self._delivered, dict(self._counters.deliveries)
+        new = {key: count - known.get(key, 0) for key, count in self._delivered.items()}
+        written = self._writer.submit(lambda tx: _write(tx, refused, used, expired, new))
+        written.add_done_callback(lambda future: self._restore(future, refused, used, expired, new))
         self._written = written
         return written
 
@@ -153,6 +164,7 @@ class Tally:
         if count is None:
             count = self._refused[source, reason] = Count([], at_ms, at_ms)
         count.count += 1
+        self._counters.refusals[source, reason] += 1
         count.last_ms, count.request_id = at_ms, request_id
         count.detail = detail[:FIELD_CHARS_MAX]
         self._schedule()
@@ -173,6 +185,7 @@ class Tally:
         refused: Refused,
         used: Used,
         expired: list[Request],
+        delivered: Delivered,
     ) -> None:
         if written.cancelled() or written.exception() is None:
             return
@@ -188,6 +201,8 @@ class Tally:
         for key, use in used.items():
             later = self._used.setdefault(key, Use(use.last_ms, 0))
             later.count += use.count
+        for which, times in delivered.items():
+            self._delivered[which] -= times
         self._expired = (expired + self._expired)[:EXPIRED_MAX]
         self._schedule()
 
@@ -272,7 +287,12 @@ def _log_count(source: str, reason: str, count: Count) -> None:
     )
 
 
-def _write(tx: Tx, refused: Refused, used: Used, expired: Sequence[Request]) -> None:
+def _write(
+    tx: Tx, refused: Refused, used: Used, expired: Sequence[Request], delivered: Delivered
+) -> None:
+    counts = {What("delivery", *key): count for key, count in delivered.items() if count}
+    tallies.add(tx, counts, tx.now_ms)
+    tallies.prune(tx)
     for (source, reference), use in used.items():
         secrets.used(tx, source, reference, use.last_ms, use.count)
     for (source, reason), count in refused.items():

@@ -10,13 +10,14 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from receiver import dispatch, fetching, process
 from receiver.client import Client, Reply
-from receiver.config import Source
+from receiver.config import Settings, Source
 from receiver.destinations import Destination, Later, Never, Result, Senders, Unknown, one_line
 from receiver.dispatch import LEASE_SPARE_S, Leased
 from receiver.handlers import place_of
 from receiver.logs import log, trail_of
 from receiver.process import UNPREPARED, NotReplayable, Outcome, Prepared, Processor
 from receiver.select import Unjudgeable
+from receiver.watch import Watch
 from store import attempts, fetches, inbox, outbox
 from store.database import Snapshot, Tx
 from store.errors import Unavailable
@@ -60,6 +61,7 @@ class Worker:
         # No two processes, and no two starts of one, are the same owner.
         self._owner = f"{os.getpid()}-{secrets.token_hex(4)}"
         self._groups: dict[str, Group] = {}
+        self._watching = watching(lambda: processor().settings, write, clock, sends=True)
 
     def start(self) -> None:
         """Begin, or after a reload begin for destinations that are new."""
@@ -74,6 +76,7 @@ class Worker:
         self._groups = self._groups | new
         for group in new.values():
             group.start(self._owner, settings.worker.threads)
+        self._watching.start()
 
     def look(self, snapshot: Snapshot, now_ms: int) -> None:
         """Wake whoever has work now."""
@@ -83,12 +86,13 @@ class Worker:
     def stop(self) -> None:
         """Take no more work, and wait a while for what is under way."""
         lanes = [lane for group in self._groups.values() for lane in group.lanes]
+        lanes.append(self._watching)
         for lane in lanes:
-            lane.stopping = True
-            lane.wake.set()
+            lane.stop()
         deadline = time.monotonic() + STOP_S
         for lane in lanes:
-            lane.thread.join(max(0.0, deadline - time.monotonic()))
+            if lane.thread.ident is not None:
+                lane.thread.join(max(0.0, deadline - time.monotonic()))
         left = [lane.thread.name for lane in lanes if lane.thread.is_alive()]
         if left:
             log.warning("still at work, left to their leases", threads=tuple(left))
@@ -119,6 +123,16 @@ class Lane:
         self._step = step
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
 
+    def start(self) -> None:
+        """Begin, once."""
+        if self.thread.ident is None:
+            self.thread.start()
+
+    def stop(self) -> None:
+        """Take no more work; what is under way goes on."""
+        self.stopping = True
+        self.wake.set()
+
     def _run(self) -> None:
         while not self.stopping:
             # Cleared before looking: what comes while we look wakes us again.
@@ -139,6 +153,13 @@ class Lane:
         return UNAVAILABLE_S
 
 
+def watching(
+    settings: Callable[[], Settings], write: Write, clock: Callable[[], int], *, sends: bool
+) -> Lane:
+    """The thread that looks for what needs a person; it `sends` where there is a worker."""
+    return Lane("alerts", Watch(settings, write, clock, sends=sends).step)
+
+
 class Group:
     """The threads for one kind of work. One that hangs keeps no other kind waiting."""
 
@@ -153,7 +174,7 @@ class Group:
         # Known before they look for work: from then on they are woken when there is some.
         self.lanes = [Lane(name, functools.partial(self.step, name)) for name in names]
         for lane in self.lanes:
-            lane.thread.start()
+            lane.start()
 
     def look(self, snapshot: Snapshot, now_ms: int) -> None:
         """Wake the threads if there is work now."""

@@ -16,6 +16,9 @@ ERROR_CHARS_MAX = 500
 #: The body of a message that did not render; no other is empty.
 UNWRITTEN = "{}"
 
+#: In place of the identity where it is not an event that owes a message, but an alert.
+ALERTS = "receiver"
+
 STATES = ("pending", "sent", "review", "dead", "cancelled")
 
 

@@ -294,3 +294,17 @@ def skews(snapshot: Snapshot, since_ms: int, until_ms: int | None = None) -> lis
 def wrong_clock(snapshot: Snapshot, since_ms: int) -> int:
     """How many deliveries since then were genuine, and refused for their time alone."""
     return len(skews(snapshot, since_ms))
+
+
+def since(snapshot: Snapshot, from_ms: int) -> dict[tuple[str, str], int]:
+    """How often by source and reason since that minute, as far as it is kept."""
+    return {
+        (source, reason): count
+        for source, reason, count in snapshot.db.execute(
+            """
+            select source, reason, sum(count) from receiver_rejections
+            where minute_ms > ? group by source, reason order by source, reason
+            """,
+            (from_ms - MINUTE_MS,),
+        )
+    }

@@ -66,6 +66,7 @@ create index receiver_events_unfinished on receiver_events (state, id)
 -- Each kind of event is one range of it, in the order of receipt.
 create index receiver_events_kind on receiver_events (endpoint, type, state);
 create index receiver_events_workspace on receiver_events (workspace) where workspace is not null;
+create index receiver_events_flagged on receiver_events (id) where same_body_as is not null;
 create index receiver_events_same_body on receiver_events (source, body_sha256)
   where id_signed = 0;
 
@@ -104,6 +105,7 @@ create table receiver_parked (
   check ((kind in ('entry', 'resource')) = (operation <> ''))
 ) strict;
 
+create index receiver_parked_since on receiver_parked (since_ms);
 create index receiver_parked_on
   on receiver_parked (kind, source, account, key, operation);
 
@@ -418,6 +420,8 @@ create index receiver_outbox_event on receiver_outbox (event) where event is not
 create index receiver_outbox_kind on receiver_outbox (destination, state);
 create index receiver_outbox_unfinished on receiver_outbox (state, id)
   where state in ('pending', 'review', 'dead');
+create index receiver_outbox_counted on receiver_outbox (state, destination, source)
+  where state in ('pending', 'review', 'dead');
 
 -- One try at an event or at a message, counted before it is made.
 create table receiver_attempts (
@@ -562,7 +566,7 @@ WATCH = """
 -- What happened, counted in slots of ten minutes; slot 0 counts for ever. Rows are bounded: names
 -- are those of sources and destinations, outcomes are our words, old slots go.
 create table receiver_tallies (
-  kind text not null check (kind in ('delivery', 'refusal', 'attempt', 'send')),
+  kind text not null check (kind in ('delivery', 'attempt', 'send')),
   name text not null,
   outcome text not null check (outcome <> ''),
   slot_ms integer not null check (slot_ms >= 0),

@@ -9,11 +9,11 @@ from store.database import Snapshot, Tx
 SLOT_MS = 600_000
 KEPT_MS = 172_800_000
 
-Kind = Literal["delivery", "refusal", "attempt", "send"]
+Kind = Literal["delivery", "attempt", "send"]
 
 
 class What(NamedTuple):
-    """What is counted: deliveries and refusals by source, attempts and sends by their place."""
+    """What is counted: deliveries by source, sends by destination, attempts by nothing more."""
 
     kind: Kind
     name: str
@@ -50,7 +50,7 @@ def prune(tx: Tx) -> None:
     tx.db.execute(
         """
         delete from receiver_tallies
-        where kind in ('delivery', 'refusal', 'attempt', 'send')
+        where kind in ('delivery', 'attempt', 'send')
           and slot_ms > 0 and slot_ms < ?
         """,
         (tx.now_ms - KEPT_MS,),

@@ -71,11 +71,13 @@ class Writer:
         pending_max: int,
         due: DueJobs,
         on_fatal: Callable[[str], None],
+        on_commit: Callable[[int, float], None] = lambda jobs, seconds: None,
     ) -> None:
         self._store = store
         self._pending_max = pending_max
         self._due = due
         self._on_fatal = on_fatal
+        self._on_commit = on_commit
         self._loop = asyncio.get_running_loop()
         self._queue: deque[_Waiting[Any]] = deque()
         self._timer: asyncio.Handle | None = None
@@ -112,6 +114,17 @@ class Writer:
         while self._queue and self._stopped is None:
             await asyncio.wait([self._queue[-1].future])
         self._stop("the server is stopping")
+
+    @property
+    def waiting(self) -> int:
+        """Jobs that are not written yet. May be asked on any thread, as `trouble` may."""
+        return len(self._queue)
+
+    def trouble(self) -> str | None:
+        """Why a job would not be written now, as far as is known; None if nothing is wrong."""
+        if self._broken:
+            return "the file could not be written"
+        return self._refusal()
 
     def _refusal(self) -> str | None:
         if self._stopped is not None:
@@ -165,6 +178,7 @@ class Writer:
             raise
         for job in batch:
             job.answer()
+        self._on_commit(len(batch), self._loop.time() - started)
         self._enqueue_due()
         return self._gap_after(started)
 

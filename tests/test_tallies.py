@@ -19,7 +19,7 @@ def test_counts_add_up_in_their_slot_and_for_ever(store: Store) -> None:
     assert store.write(lambda tx: tallies.totals(tx, "delivery")) == {
         ("stripe", "done"): Total(5, NOW_MS)
     }
-    assert store.write(lambda tx: tallies.totals(tx, "refusal")) == {}
+    assert store.write(lambda tx: tallies.totals(tx, "send")) == {}
 
 
 def test_old_slots_go_and_the_total_stays(store: Store, clock: Clock) -> None:
