@@ -31,11 +31,13 @@ from receiver.captures import Captures
 from receiver.certificate_book import Book
 from receiver.config import Address, Settings
 from receiver.console import counted
+from receiver.counters import Counters
 from receiver.http import CONNECTIONS_MAX, Connection, Gate, Handshake, Limits
 from receiver.logs import log, trail_of
+from receiver.metrics import Metrics
 from receiver.process import Processor
 from receiver.sources import path_of
-from receiver.worker import Worker, Write
+from receiver.worker import Lane, Worker, Write, watching
 from store import certificates, health
 from store.database import Job, Snapshot, Store, Tx
 from store.errors import Unavailable
@@ -49,8 +51,9 @@ COLLECT_AFTER = 20_000
 DRAIN_S = 2.0
 #: Seconds that the last answers get once everything is written.
 ANSWER_S = 1.0
-#: Seconds that a readiness check waits for a commit, and that its result is good for.
-READY_WAIT_S = 2.0
+#: Seconds after which a commit that was tried for a readiness check counts as failed, and that
+#: its result is good for.
+READY_WAIT_S = 6.0
 READY_FRESH_S = 1.0
 #: Connections of the admin listener.
 ADMIN_CONNECTIONS_MAX = 64
@@ -164,18 +167,26 @@ class Server:
         self._loop.set_exception_handler(report_loop_error)
         self._worker: Worker | None = None
         self._captures = Captures()
+        self._watching: Lane | None = None
+        self._counters = Counters()
         self._writer = Writer(
             store,
             pending_max=processor.settings.server.pending_max,
             # Asked of the processor that is in force then.
             due=self._due_jobs,
             on_fatal=leave,
+            on_commit=self._counters.committed,
         )
         write = from_threads(self._loop, self._writer)
         self._certificates = Book(clock, functools.partial(keep_certificate, write))
-        self._app = App(processor, self._writer, clock, self._captures, self._certificates)
-        if processor.settings.worker.run == "inside":
-            self._worker = Worker(lambda: self._processor, write, clock)
+        self._app = App(
+            processor, self._writer, clock, self._captures, self._certificates, self._counters
+        )
+        match processor.settings.worker.run:
+            case "inside":
+                self._worker = Worker(lambda: self._processor, write, clock)
+            case "off":
+                self._watching = watching(lambda: self._settings, write, clock, sends=False)
 
     @property
     def _settings(self) -> Settings:
@@ -190,10 +201,18 @@ class Server:
     async def run(self, sockets: "Sockets", ready: Callable[[Listening], None] | None) -> None:
         """Serve until SIGTERM or SIGINT; everything accepted is answered and written."""
         readiness = Readiness(self._loop, self._writer)
-        admin = AdminThread(sockets.admin, readiness)
+        metrics = Metrics(
+            self._counters,
+            lambda: self._settings,
+            self._clock,
+            waiting=lambda: self._writer.waiting,
+            is_ready=readiness.check,
+        )
+        admin = AdminThread(sockets.admin, app.Admin(readiness.check, metrics.scrape))
         admin.start()
         try:
             await self._begin()
+            readiness.committed = True
             listeners = await listen(self._gate, self._app, sockets.public, self._certified)
             self._watch_signals()
             listening = self._announce(sockets)
@@ -217,6 +236,8 @@ class Server:
             raise StartError(f"{self._settings.database}: {error}") from error
         if self._worker is not None:
             self._worker.start()
+        if self._watching is not None:
+            self._watching.start()
 
     def _first_job(self, tx: Tx) -> None:
         self._processor.start(tx)
@@ -242,6 +263,9 @@ class Server:
         # On a thread: what it finishes is written by this loop.
         if self._worker is not None:
             await asyncio.to_thread(self._worker.stop)
+        if self._watching is not None:
+            self._watching.stop()
+            await asyncio.to_thread(self._watching.thread.join, DRAIN_S)
 
     async def _wait_until_empty(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
@@ -434,11 +458,11 @@ def close_all(listeners: Sequence["asyncio.AbstractServer | TlsListener"]) -> No
 
 
 class AdminThread:
-    """Health checks, on a thread and a loop of their own: nothing that waits holds them up."""
+    """Health checks and metrics, on a thread and a loop of their own: nothing holds them up."""
 
-    def __init__(self, sockets: Sequence[socket.socket], readiness: "Readiness") -> None:
+    def __init__(self, sockets: Sequence[socket.socket], application: app.Admin) -> None:
         self._sockets = sockets
-        self._application = app.Admin(readiness.check)
+        self._application = application
         self._thread = threading.Thread(target=self._run, name="admin", daemon=True)
         self._serving = threading.Event()
 
@@ -473,40 +497,38 @@ class AdminThread:
 
 
 class Readiness:
-    """Whether the writer can commit, asked from the admin's thread, at most once a second."""
+    """Whether the writer can commit: answered from memory, so that asking never waits.
+
+    What is known gets old while nothing is written. Then a question answers with it, and has a
+    commit tried for the next one.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, writer: Writer) -> None:
         self.stopping = False
         self._loop = loop
         self._writer = writer
-        self._asked: Future[bool] | None = None
-        self._ready = False
-        self._fresh_until = 0.0
+        #: How the last try ended.
+        self.committed = False
+        self._asked: Future[None] | None = None
+        self._asked_at = 0.0
 
-    async def check(self) -> bool:
-        if self.stopping:
+    def check(self) -> bool:
+        """May be asked on any thread."""
+        if self.stopping or self._writer.trouble() is not None:
             return False
-        if time.monotonic() >= self._fresh_until:
-            self._ready = await self._ask()
-            self._fresh_until = time.monotonic() + READY_FRESH_S
-        return self._ready
-
-    async def _ask(self) -> bool:
-        # One question at a time: while it is open, more of them would only queue up.
-        if self._asked is None:
-            self._asked = asyncio.run_coroutine_threadsafe(self._touch(), self._loop)
-        asked = self._asked
-        done, _ = await asyncio.wait([asyncio.wrap_future(asked)], timeout=READY_WAIT_S)
-        if not done:
+        now = time.monotonic()
+        if self._asked is None or self._asked.done():
+            if now - self._asked_at >= READY_FRESH_S:
+                self._asked_at = now
+                self._asked = asyncio.run_coroutine_threadsafe(self._try(), self._loop)
+        elif now - self._asked_at >= READY_WAIT_S:
             return False
-        if self._asked is asked:
-            self._asked = None
-        return asked.result()
+        return self.committed
 
-    async def _touch(self) -> bool:
+    async def _try(self) -> None:
         written = self._writer.submit(health.touch)
         await asyncio.wait([written])
-        return written.exception() is None
+        self.committed = written.exception() is None
 
 
 @dataclass(frozen=True, slots=True)

@@ -808,6 +808,8 @@ def test_unsigned_garbage_is_refused_whatever_it_is(
         ("HEAD", "/healthz", True, 200),
         ("GET", "/readyz", True, 200),
         ("GET", "/readyz", False, 503),
+        ("GET", "/metrics", False, 200),
+        ("POST", "/metrics", True, 405),
         ("POST", "/healthz", True, 405),
         ("GET", "/webhooks/github", True, 404),
     ],
@@ -817,13 +819,13 @@ def test_the_admin_application_tells_life_and_readiness_apart(
 ) -> None:
     sent: list[Any] = []
 
-    async def is_ready() -> bool:
-        return ready
+    async def scrape() -> bytes:
+        return b"receiver_info 1\n"
 
     async def send(message: Any) -> None:
         sent.append(message)
 
-    admin: Any = app_module.Admin(is_ready)
+    admin: Any = app_module.Admin(lambda: ready, scrape)
     asyncio.run(admin({"method": method, "path": path}, None, send))
 
     assert sent[0]["status"] == status
