@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 import cli
 from receiver.commands import shared
+from tests import canary
 from tests.conftest import World
 
 
@@ -45,6 +46,8 @@ class Command:
         result = CliRunner().invoke(cli.main, words, input=typed, prog_name="receiver")
         assert isinstance(result.exception, SystemExit | None), result.exc_info
         assert "Traceback" not in result.output
+        assert canary.found_in(result.output, secrets_only=True) == []
+        assert canary.found_in(result.stderr) == []
         return Ran(result.exit_code, result.stdout, result.stderr)
 
     def objects(self, *arguments: str | int) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
 
@@ -17,6 +17,7 @@ from receiver.verify import Delivery, Event, verify
 from store import inbox, ledger, links
 from store.database import Job, Store, Tx
 from store.inbox import Row
+from tests import canary
 
 #: 2027-01-15 08:00:00 UTC
 NOW_MS = 1_800_000_000_000
@@ -175,7 +176,7 @@ def welcome(event, tx):
     exec(order["run"], {"event": event, "tx": tx, "Park": Park, "Quarantine": Quarantine})
 '''
 
-SECRETS = {"STRIPE": "whsec_of_the_tests", "GITHUB": "of the hook", "SHOPIFY": "of the app"}
+SECRETS = {"STRIPE": "whsec_of_the_tests", "GITHUB": "of the hook", "SHOPIFY": "shpss_of_the_app"}
 
 
 class World:
@@ -301,9 +302,27 @@ class Logged:
 
 
 @pytest.fixture
-def logged() -> Iterator[Logged]:
-    yield Logged()
-    logs.lines.close()
+def logged(every_line: TextIO) -> Iterator[Logged]:
+    opened = Logged()
+    yield opened
+    every_line.write(opened.text)
+    logs.lines.open(every_line, journal=False)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def every_line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TextIO]:
+    """Where this process logs; at the end no log of the run holds a secret or a payload."""
+    folder = tmp_path_factory.getbasetemp()
+    with (folder / "tests.log").open("w") as stream:
+        logs.lines.open(stream, journal=False)
+        yield stream
+        logs.lines.close()
+    spoilt = {
+        str(log.relative_to(folder)): found
+        for log in folder.rglob("*.log")
+        if (found := canary.found_in(log.read_text(errors="replace")))
+    }
+    assert spoilt == {}
 
 
 def stripe_body(event_id: str, type: str, *, envelope: object = (), **of: Any) -> bytes:
@@ -315,6 +334,7 @@ def stripe_body(event_id: str, type: str, *, envelope: object = (), **of: Any) -
         "livemode": False,
         "created": NOW_MS // 1000,
         "pending_webhooks": 1,
+        "note": canary.PAYLOAD,
         "data": {"object": of},
     }
     return json.dumps(event | dict(envelope)).encode()  # type: ignore[call-overload]

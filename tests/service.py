@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from store.database import snapshot
+from tests import canary
 from tests.test_app import Headers, request
 from tests.test_http import Reply, Wire
 
@@ -35,7 +36,7 @@ SECRETS = {
     "STRIPE_TWO": "whsec_of_the_connect_endpoint",
     "STRIPE_THREE": "whsec_of_the_thin_endpoint",
     "GITHUB": "of the hook",
-    "SHOPIFY": "of the app",
+    "SHOPIFY": "shpss_of_the_app",
     "STANDARD": "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw",
 }
 
@@ -347,6 +348,7 @@ def event(event_id: str, type: str, *, envelope: object = (), **of: Any) -> byte
         "type": type,
         "livemode": False,
         "pending_webhooks": 1,
+        "note": canary.PAYLOAD,
         "data": {"object": of},
     }
     return json.dumps(whole | dict(envelope)).encode()  # type: ignore[call-overload]

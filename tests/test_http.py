@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from receiver.http import BODY, DRAIN_BODIES, PIPELINE_MAX, Gate, Limits
 from receiver.server import close_all, listen
+from tests import canary
 
 #: Seconds after which a test gives up; nothing waits for it to pass.
 PATIENCE_S = 10.0
@@ -66,6 +67,7 @@ class Wire:
         while len(self.unread) < length:
             self._more()
         body, self.unread = self.unread[:length], self.unread[length:]
+        assert canary.found_in(head.decode("latin-1") + body.decode("latin-1")) == []
         return Reply(int(first.split()[1]), headers, body)
 
     def ask(self, text: bytes) -> Reply:

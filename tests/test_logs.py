@@ -5,7 +5,11 @@ import io
 import json
 import logging
 import os
+import queue
+import re
 from collections.abc import Iterator
+from pathlib import Path
+from typing import TextIO
 
 import pytest
 
@@ -15,21 +19,21 @@ from tests.conftest import Logged
 
 
 @pytest.fixture
-def stream() -> Iterator[io.StringIO]:
+def stream(every_line: TextIO) -> Iterator[io.StringIO]:
     opened = io.StringIO()
     before = logging.getLogger().handlers[:]
     logs.configure(opened, {})
     yield opened
-    logs.lines.close()
+    logs.lines.open(every_line, journal=False)
     logging.getLogger().handlers[:] = before
 
 
 @pytest.fixture
-def journal() -> Iterator[io.StringIO]:
+def journal(every_line: TextIO) -> Iterator[io.StringIO]:
     opened = io.StringIO()
     logs.lines.open(opened, journal=True)
     yield opened
-    logs.lines.close()
+    logs.lines.open(every_line, journal=False)
 
 
 def flushed(stream: io.StringIO) -> list[str]:
@@ -189,3 +193,28 @@ def test_a_hook_that_raises_stops_nothing(stream: io.StringIO) -> None:
         logs.LOGGER.handlers.clear()
 
     assert flushed(stream)[0].endswith(" ERROR failed id=1")
+
+
+def test_the_hook_for_an_error_tracker_in_the_readme_works(stream: io.StringIO) -> None:
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    (code,) = [
+        block
+        for block in re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+        if "Tracker" in block
+    ]
+    told: queue.Queue[tuple[str, dict[str, object]]] = queue.Queue()
+    names: dict[str, object] = {}
+    logs.LOGGER.handlers.clear()
+    try:
+        exec(code, names)
+        names["report"] = lambda text, fields: told.put((text, fields))
+        exec(code.partition("logger = ")[2].join(("logger = ", "")), names)
+        log.info("delivery", id="1")
+        log.error("failed", id="evt_1", error="ValueError")
+
+        text, fields = told.get(timeout=20)
+    finally:
+        logs.LOGGER.handlers.clear()
+    assert text == "failed id=evt_1 error=ValueError"
+    assert fields == {"event": "failed", "id": "evt_1", "error": "ValueError"}
+    assert told.empty()
