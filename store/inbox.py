@@ -350,12 +350,15 @@ def listed(
     """Events by what is given, newest first."""
     first, since = _first_since(snapshot, since_ms)
     if state is endpoint is type is None:
-        found = list(_newest(snapshot, first, since, limit))
-    else:
-        kinds = _kinds(snapshot, state=state, endpoint=endpoint, type=type)
-        each = (_newest_of_kind(snapshot, kind, first, since, limit) for kind in kinds)
-        found = ranges.newest(each, limit, lambda row: (row,))
-    return list(rows(snapshot, found))
+        return list(rows(snapshot, _newest(snapshot, first, since, limit)))
+    found: list[int] = []
+    for kind in _kinds(snapshot, state=state, endpoint=endpoint, type=type):
+        found += _newest_of_kind(snapshot, kind, first, since, limit)
+        if len(found) >= limit:
+            # What is older than these, of any further kind, is not among the newest.
+            found = sorted(found, reverse=True)[:limit]
+            first = found[-1]
+    return list(rows(snapshot, sorted(found, reverse=True)))
 
 
 def among(
@@ -432,6 +435,21 @@ def of_workspace(snapshot: Snapshot, workspace: str) -> list[int]:
             {"workspace": workspace},
         )
     ]
+
+
+def unfinished(snapshot: Snapshot, limit: int) -> list[Row]:
+    """The newest events that are neither done nor ignored, newest first."""
+    found: list[int] = [
+        row
+        for (row,) in snapshot.db.execute(
+            """
+            select id from receiver_events
+            where state in ('pending', 'parked', 'quarantined', 'dead') order by id desc limit ?
+            """,
+            (limit,),
+        )
+    ]
+    return list(rows(snapshot, found))
 
 
 def tally(snapshot: Snapshot, rows: Sequence[int]) -> dict[str, int]:
