@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from receiver.verify import sign
+from receiver.signing import sign
 from store import reconciles
 from tests.command import Command
 from tests.conftest import Clock, stripe_body
