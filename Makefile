@@ -5,9 +5,10 @@ VENV ?= .venv
 
 RUNTIME := $(VENV)/.runtime
 DEVELOPMENT := $(VENV)/.development
+BENCH := $(VENV)/.bench
 
 .DEFAULT_GOAL := help
-.PHONY: help demo run test lint check lowest lock clean
+.PHONY: help demo run test lint check bench lowest lock clean
 
 help:  ## what can be made (this list)
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -29,6 +30,9 @@ lint: $(DEVELOPMENT)  ## check format, style and types
 
 check: lint test  ## the one gate: lint, then the tests
 
+bench: $(BENCH)  ## measure speed beside what else one would pick (BENCH_FLAGS=--quick: a minute)
+	$(VENV)/bin/python -m tests.bench --results tests/bench/RESULTS.md $(BENCH_FLAGS)
+
 lowest:  ## run the tests with the oldest versions that pyproject.toml allows
 	$(CHECK_PYTHON)
 	$(PYTHON) -m venv --clear .venv-lowest
@@ -41,8 +45,9 @@ lock:  ## pin the newest versions of everything again, with their hashes
 	$(CHECK_PYTHON)
 	$(PYTHON) -m venv --clear .venv-lock
 	.venv-lock/bin/python -m pip install $(PIP_FLAGS) uv
-	$(COMPILE) --all-extras --output-file .ci/development.lock
+	$(COMPILE) --extra dev --extra crypto --output-file .ci/development.lock
 	$(COMPILE) --constraint .ci/development.lock --output-file .ci/runtime.lock
+	$(COMPILE) --constraint .ci/development.lock --extra bench --output-file .ci/bench.lock
 
 clean:  ## remove the environments and caches; dev/ stays
 	rm -rf .venv .venv-* build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
@@ -87,6 +92,10 @@ $(RUNTIME): pyproject.toml .ci/runtime.lock
 	$(PYTHON) -m venv --clear $(VENV)
 	$(VENV)/bin/python -m pip install $(PIP_FLAGS) --require-hashes --requirement .ci/runtime.lock
 	$(INSTALL_SELF)
+	@touch $@
+
+$(BENCH): $(RUNTIME) .ci/bench.lock
+	$(VENV)/bin/python -m pip install $(PIP_FLAGS) --require-hashes --requirement .ci/bench.lock
 	@touch $@
 
 $(DEVELOPMENT): $(RUNTIME) .ci/development.lock

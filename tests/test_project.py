@@ -36,8 +36,14 @@ CLOCKS = {
 }
 # uvicorn imports these two itself, by the names it is given.
 RUN_BY_UVICORN = {"httptools", "uvloop"}
-TARGETS = ("help", "demo", "run", "test", "lint", "check", "lowest", "lock", "clean")
-LOCKS = (".ci/runtime.lock", ".ci/development.lock")
+TARGETS = ("help", "demo", "run", "test", "lint", "check", "bench", "lowest", "lock", "clean")
+# Each with the extras that it pins.
+LOCKS = {
+    ".ci/runtime.lock": (),
+    ".ci/development.lock": ("crypto", "test", "dev"),
+    ".ci/bench.lock": ("bench",),
+}
+RUNTIME_LOCK = ".ci/runtime.lock"
 # In parts, so that this file doesn't name one either.
 REGISTRIES = [
     ".".join(parts)
@@ -132,7 +138,9 @@ def test_what_the_code_imports_is_what_is_declared() -> None:
 def test_what_the_tests_import_is_declared() -> None:
     imported = {name for path in ROOT.glob("tests/**/*.py") for name in third_party(path)}
 
-    assert imported - {"tests"} <= declared() | declared("test") | declared("crypto")
+    assert imported - {"tests"} <= declared() | declared("test") | declared("crypto") | declared(
+        "bench"
+    )
 
 
 @each_module
@@ -154,7 +162,7 @@ def test_the_lock_holds_what_builds_the_project() -> None:
     build = settings()["build-system"]["requires"]
 
     assert build == settings()["dependency-groups"]["build"]
-    assert {name_of(requirement) for requirement in build} <= pins(LOCKS[0]).keys()
+    assert {name_of(requirement) for requirement in build} <= pins(RUNTIME_LOCK).keys()
 
 
 @each_lock
@@ -170,7 +178,7 @@ def test_every_pin_has_a_hash(lock: str) -> None:
 @each_lock
 def test_pins_satisfy_the_lower_bounds(lock: str) -> None:
     pinned = pins(lock)
-    extras = () if lock == LOCKS[0] else ("crypto", "test", "dev")
+    extras = LOCKS[lock]
 
     for requirement in requirements(*extras):
         name, bound = requirement.split(">=")
@@ -178,10 +186,9 @@ def test_pins_satisfy_the_lower_bounds(lock: str) -> None:
         assert numbers(pinned[name]) >= numbers(bound), requirement
 
 
-def test_both_locks_pin_the_same_versions() -> None:
-    runtime, development = (pins(lock) for lock in LOCKS)
-
-    assert runtime.items() <= development.items()
+@each_lock
+def test_every_lock_pins_what_the_runtime_lock_pins(lock: str) -> None:
+    assert pins(RUNTIME_LOCK).items() <= pins(lock).items()
 
 
 def test_no_file_names_the_host_of_a_package_registry() -> None:
