@@ -364,8 +364,9 @@ def requirements(*extras: str) -> list[str]:
 def declared(extra: str | None = None) -> set[str]:
     """The import names that the dependencies, or one extra alone, allow."""
     if extra is None:
-        return {name_of(requirement) for requirement in requirements()}
-    return {name_of(requirement) for requirement in requirements(extra)} - declared()
+        return {name_of(requirement).replace("-", "_") for requirement in requirements()}
+    extras = {name_of(requirement).replace("-", "_") for requirement in requirements(extra)}
+    return extras - declared()
 
 
 def name_of(requirement: str) -> str:
