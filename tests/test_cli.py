@@ -121,7 +121,8 @@ def test_every_command_that_reads_the_config_takes_c(
     names = {option for parameter in command.params for option in parameter.opts}
 
     assert {"-c", "--config"} <= names or path in [
-        *(("init",), ("demo",), ("version",), ("completion",), ("sources", "presets"))
+        *(("init",), ("demo",), ("version",), ("completion",), ("sources", "presets")),
+        ("alerts", "rules"),
     ]
 
 
