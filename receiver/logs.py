@@ -63,6 +63,7 @@ class Lines:
 
     def open(self, stream: TextIO, *, journal: bool) -> None:
         """Write to `stream` from now on; until then no line goes anywhere."""
+        self.flush()
         self._stream, self.journal = stream, journal
 
     def close(self) -> None:
