@@ -171,7 +171,8 @@ def advice(settings: Settings, source: str, sample: Sample, word: str) -> str:
         return _after_ignored(settings.sources[source], rules, sample)
     if word == "rejected":
         return "the server has another secret or clock; restart it, or run `receiver check`"
-    if word in ("duplicate", "conflict", "quarantined", "pending"):
+    # A sender that wants an empty body is told no word.
+    if word in ("", "duplicate", "conflict", "quarantined"):
         return _show(sample)
     return "the server's log says more"
 

@@ -14,6 +14,7 @@ from receiver.presets import BEARERS, Preset
 from receiver.samples import Sample, Wish
 from receiver.sending import Answer, Target
 from receiver.verify import Delivery, verify
+from store.database import snapshot
 from tests.keys import Keys, keys_of
 from tests.service import Service, services
 
@@ -43,6 +44,23 @@ class Place:
             url = signing.url_with_secret(presets.get(name), secret, target.url)
             place = Target(url)
         return sending.post(place, sample.headers, sample.body)
+
+    def states(self, name: str) -> list[tuple[str, int]]:
+        """State and redeliveries of each event that a source has."""
+        with snapshot(self.service.database) as seen:
+            found = seen.db.execute(
+                "select state, duplicates from receiver_events where endpoint = ? order by id",
+                (name,),
+            ).fetchall()
+        return [(str(state), int(duplicates)) for state, duplicates in found]
+
+
+def told(preset: Preset, word: str) -> tuple[int, str]:
+    """The status and the body that a sender is told of an outcome."""
+    wished = dict(preset.statuses or ()).get(word)
+    if wished is None:
+        return 200, word
+    return wished.status, word if wished.body is None else wished.body
 
 
 def write_sources(folder: Path) -> str:
@@ -96,12 +114,15 @@ def test_a_sample_is_taken_once_and_nothing_that_was_changed_or_signed_by_anothe
     place: Place, name: str
 ) -> None:
     preset, source = presets.get(name), place.sources[name]
-    sample = sample_of(source, keys_of(preset), "a1" * 12, now_ms())
+    sample, before = sample_of(source, keys_of(preset), "a1" * 12, now_ms()), place.states(name)
 
     answer = place.post(name, sample)
-    assert (answer.status, answer.word) == (200, "done"), answer
+    assert (answer.status, answer.word) == told(preset, "done"), answer
     again = place.post(name, sample)
-    assert again.word == ("done" if name in BY_RECEIPT else "duplicate")
+    second = "done" if name in BY_RECEIPT else "duplicate"
+    assert (again.status, again.word) == told(preset, second), again
+    stored = [("done", 0), ("done", 0)] if second == "done" else [("done", 1)]
+    assert place.states(name) == before + stored
 
     other = keys_of(preset, b"2")
     forged = sample_of(signed_by(source, other), other, "b2" * 12, now_ms())
@@ -151,7 +172,7 @@ def test_the_command_signs_with_a_private_key_that_is_named(place: Place, name: 
     code, said = send(place, name, "--private-key", f"file:{name}.private")
 
     assert code == 0, said
-    assert "done" in said
+    assert told(presets.get(name), "done")[1] in said
 
 
 @pytest.mark.parametrize(
