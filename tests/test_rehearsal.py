@@ -220,7 +220,7 @@ def test_a_dry_run_says_why_an_event_can_not_be_run(world: World, command: Comma
 
     (told,) = tried(command, "evt_1")
 
-    assert (told["would_be"], told["problem"]) == ("not run", "its payload was pruned")
+    assert (told["would_be"], told["problem"]) == ("not run", "its payload was pruned or redacted")
 
 
 def test_an_effect_that_ends_the_transaction_ends_the_dry_run_of_no_other(

@@ -21,6 +21,7 @@ SIZE = bulk.Size(3_000, accounts=7, customers=60, workspaces=25, types=9)
 #: Tables of which all is read on purpose: they have a row for each name in the config, or less.
 SMALL = {
     "receiver_armed",
+    "receiver_captured",
     "receiver_names",
     "receiver_rejections",
     "receiver_schema",
