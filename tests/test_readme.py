@@ -74,6 +74,9 @@ def alike(output: str) -> str:
         (r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d, \S+ \S+ ago", "TIME"),
         (r"[0-9a-f]{11}-[0-9a-f]{8}-[0-9a-f]+", "REQUEST"),
         (r", written after \d+ ms", ""),
+        # Counted beside the deliveries, and written within a second or so.
+        (r"^(last hour|last day) .*", r"\1 COUNTS"),
+        (r"^file .*", "file SIZES"),
         (r"( -c \S+receiver\.toml)", ""),
         (r"[ ]+", " "),
         (r" +$", ""),
