@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from receiver import presets
+from receiver import app, presets
 from receiver.handshakes import ECHO_CHARS_MAX, UNVERIFIED_BYTES_MAX, Handshake
 from receiver.presets import PresetError, parse
+from receiver.process import Outcome
 from receiver.verify import Contract, Delivery, Rejected, Secret, verdict, verify
 from tests.test_verify import FUZZ, NOW_MS
 
@@ -391,3 +392,40 @@ def test_every_handshake_of_the_senders_is_a_rule_that_can_be_met() -> None:
         *("asana", "discord", "dropbox", "github", "intercom", "meta", "notion", "slack"),
         *("twitch", "woocommerce", "zoom"),
     }
+
+
+@pytest.mark.parametrize(
+    ("name", "accepted", "rejected"),
+    [
+        ("adyen", (200, b"[accepted]"), (401, b"rejected\n")),
+        ("discord", (204, b""), (401, b"rejected\n")),
+        ("slack", (200, b""), (401, b"rejected\n")),
+        ("twilio", (204, b""), (401, b"rejected\n")),
+        ("xero", (200, b""), (401, b"")),
+        ("stripe", (200, b"done\n"), (401, b"rejected\n")),
+    ],
+)
+def test_each_sender_gets_the_answers_that_it_looks_at(
+    name: str, accepted: tuple[int, bytes], rejected: tuple[int, bytes]
+) -> None:
+    preset = presets.get(name)
+    taken = app.outcome_answer(preset, Outcome("done"))
+    refused = app.wished(preset, "rejected", app.REJECTED)
+    again = app.outcome_answer(preset, Outcome("pending", retry=True))
+
+    assert (taken.status, taken.body) == accepted
+    assert (refused.status, refused.body) == rejected
+    # What is not stored for certain is never a 2xx, whatever a sender would like.
+    assert again.status == 503
+
+
+def test_an_allow_list_never_ends_postmarks_retries() -> None:
+    assert app.wished(presets.get("postmark"), "forbidden", app.FORBIDDEN).status == 401
+    assert app.wished(presets.get("stripe"), "forbidden", app.FORBIDDEN).status == 403
+
+
+def test_an_empty_batch_of_a_sender_that_signs_each_element_proves_nothing() -> None:
+    adyen = Contract("adyen", "adyen", presets.get("adyen"), (Secret("env:A", b"ab" * 32),))
+
+    for body in (b'{"live": "false", "notificationItems": []}', b"{}", b"[]", b""):
+        assert refusal(adyen, posted(body))

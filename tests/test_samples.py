@@ -9,6 +9,7 @@ import pytest
 
 from receiver import samples
 from receiver.config import Settings, load
+from receiver.handshakes import Handshake
 from receiver.samples import Sample, Wish, change, make, parse_change
 from receiver.verify import Delivery, Event, verify
 from tests import conftest
@@ -95,7 +96,7 @@ def event(settings: Settings) -> Callable[..., Event]:
     [
         *(("stripe", type) for type in STRIPE_TYPES),
         ("live", "invoice.paid"),
-        *(("github", type) for type in ("push", "ping", "release", "star")),
+        *(("github", type) for type in ("push", "release", "star")),
         *(("shopify", type) for type in ("orders/create", "orders/paid", "app/uninstalled")),
         ("standard", "contact.created"),
         ("own", "thing.done"),
@@ -109,6 +110,30 @@ def test_a_sample_is_genuine_and_says_what_was_asked_for(
     assert found.type == type
     assert found.defect is None
     assert not found.test
+
+
+def test_a_sample_of_a_ping_is_answered_as_one(settings: Settings) -> None:
+    source = settings.sources["github"]
+    sample = make(source, Wish(type="ping", token="0123456789abcdef", now_ms=NOW_MS), URL)
+    headers = tuple((n.lower().encode(), v.encode()) for n, v in sample.headers)
+
+    judged = verify(source.contract, Delivery("POST", URL, headers, sample.body, NOW_MS))
+
+    assert isinstance(judged, Handshake)
+
+
+def test_a_sample_of_a_batch_is_a_batch_of_one(tmp_path: Path) -> None:
+    path = tmp_path / "receiver.toml"
+    path.write_text('[sources.meta]\nscheme = "meta"\nsecrets = ["env:S"]\naccount = "88"\n')
+    source = load(path, environment={"S": "of the app"}).sources["meta"]
+    sample = make(source, Wish(type="messages", token="0123456789abcdef", now_ms=NOW_MS), URL)
+    headers = tuple((n.lower().encode(), v.encode()) for n, v in sample.headers)
+
+    judged = verify(source.contract, Delivery("POST", URL, headers, sample.body, NOW_MS))
+
+    assert isinstance(judged, tuple)
+    assert [(one.type, one.account, one.defect) for one in judged] == [("messages", "88", None)]
+    assert [one.event_id for one in judged] == [sample.event_id]
 
 
 def test_the_mode_and_account_are_those_of_the_source(event: Callable[..., Event]) -> None:
