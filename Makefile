@@ -6,12 +6,13 @@ VENV ?= .venv
 RUNTIME := $(VENV)/.runtime
 DEVELOPMENT := $(VENV)/.development
 BENCH := $(VENV)/.bench
+SDKS := .venv-sdks/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo run test lint check bench lowest lock clean
+.PHONY: help demo run test lint check sdk-test bench lowest lock clean
 
 help:  ## what can be made (this list)
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 demo: $(RUNTIME)  ## play the whole story against a real server on a temporary database
 	$(VENV)/bin/receiver demo
@@ -29,6 +30,9 @@ lint: $(DEVELOPMENT)  ## check format, style and types
 	$(VENV)/bin/mypy
 
 check: lint test  ## the one gate: lint, then the tests
+
+sdk-test: $(SDKS)  ## check signatures against the senders' own libraries; needs Node 20 or newer
+	.venv-sdks/bin/python -m pytest -W default tests/sdks
 
 bench: $(BENCH)  ## measure speed beside what else one would pick (BENCH_FLAGS=--quick: a minute)
 	$(VENV)/bin/python -m tests.bench --results tests/bench/RESULTS.md $(BENCH_FLAGS)
@@ -48,9 +52,11 @@ lock:  ## pin the newest versions of everything again, with their hashes
 	$(COMPILE) --extra dev --extra crypto --output-file .ci/development.lock
 	$(COMPILE) --constraint .ci/development.lock --output-file .ci/runtime.lock
 	$(COMPILE) --constraint .ci/development.lock --extra bench --output-file .ci/bench.lock
+	$(COMPILE) --constraint .ci/development.lock --extra sdks --output-file .ci/sdks.lock
+	npm update --prefix tests/sdks --package-lock-only --save
 
 clean:  ## remove the environments and caches; dev/ stays
-	rm -rf .venv .venv-* build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-* tests/sdks/node_modules build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find cli.py receiver store tests -name __pycache__ -prune -exec rm -rf {} +
 
 # One lock holds for every Python and platform. Neither an index nor a note of where a pin came
@@ -100,4 +106,18 @@ $(BENCH): $(RUNTIME) .ci/bench.lock
 
 $(DEVELOPMENT): $(RUNTIME) .ci/development.lock
 	$(VENV)/bin/python -m pip install $(PIP_FLAGS) --require-hashes --requirement .ci/development.lock
+	@touch $@
+
+# The libraries warn of their own affairs, so warnings are no errors there. A Node that is too old is
+# refused by npm (engine-strict). Of the libraries' thousands of files few are imported, so they are not
+# compiled beforehand.
+$(SDKS): pyproject.toml .ci/sdks.lock tests/sdks/package-lock.json
+	$(CHECK_PYTHON)
+	@command -v npm >/dev/null || { echo "npm is missing: install Node 20 or newer" \
+		"(Debian, Ubuntu: apt-get install nodejs npm)" >&2; exit 1; }
+	$(PYTHON) -m venv --clear .venv-sdks
+	.venv-sdks/bin/python -m pip install $(PIP_FLAGS) --no-compile --require-hashes \
+		--requirement .ci/sdks.lock
+	.venv-sdks/bin/python -m pip install $(PIP_FLAGS) --no-deps --no-build-isolation --editable .
+	npm ci --prefix tests/sdks --loglevel=error
 	@touch $@

@@ -14,6 +14,9 @@ _PROOFS = {
     "ed25519": "Ed25519",
     "ecdsa-p256-sha256": "ECDSA",
     "basic": "a password",
+    "twilio": "HMAC-SHA1 or HMAC-SHA256",
+    "adyen": "HMAC-SHA256",
+    "paypal": "RSA, a certificate",
     "none": "nothing",
 }
 

@@ -36,14 +36,29 @@ CLOCKS = {
 }
 # uvicorn imports these two itself, by the names it is given.
 RUN_BY_UVICORN = {"httptools", "uvloop"}
-TARGETS = ("help", "demo", "run", "test", "lint", "check", "bench", "lowest", "lock", "clean")
+TARGETS = (
+    "help",
+    "demo",
+    "run",
+    "test",
+    "lint",
+    "check",
+    "sdk-test",
+    "bench",
+    "lowest",
+    "lock",
+    "clean",
+)
 # Each with the extras that it pins.
 LOCKS = {
     ".ci/runtime.lock": (),
     ".ci/development.lock": ("crypto", "test", "dev"),
     ".ci/bench.lock": ("bench",),
+    ".ci/sdks.lock": ("crypto", "test", "sdks"),
 }
 RUNTIME_LOCK = ".ci/runtime.lock"
+# Packages that are imported by another name.
+IMPORTED_AS = {"squareup": "square", "paddle_python_sdk": "paddle_billing"}
 # In parts, so that this file doesn't name one either.
 REGISTRIES = [
     ".".join(parts)
@@ -136,11 +151,15 @@ def test_what_the_code_imports_is_what_is_declared() -> None:
 
 
 def test_what_the_tests_import_is_declared() -> None:
-    imported = {name for path in ROOT.glob("tests/**/*.py") for name in third_party(path)}
+    paths = [path for path in ROOT.glob("tests/**/*.py") if "node_modules" not in path.parts]
+    sdks = {path for path in paths if path.parent.name == "sdks"}
+    allowed = declared() | declared("test") | declared("crypto") | declared("bench")
+    names = (name.replace("-", "_") for name in declared("sdks"))
+    libraries = {IMPORTED_AS.get(name, name) for name in names}
 
-    assert imported - {"tests"} <= declared() | declared("test") | declared("crypto") | declared(
-        "bench"
-    )
+    assert {name for path in {*paths} - sdks for name in third_party(path)} - {"tests"} <= allowed
+    imported = {name.lower() for path in sdks for name in third_party(path)} - {"tests"}
+    assert imported <= allowed | libraries
 
 
 @each_module
@@ -387,7 +406,7 @@ def project_files() -> Iterator[Path]:
             yield path
     for folder in (".ci", "systemd", "tests", *FOLDERS):
         for path in ROOT.joinpath(folder).rglob("*"):
-            if path.is_file() and "__pycache__" not in path.parts:
+            if path.is_file() and not {"__pycache__", "node_modules"} & {*path.parts}:
                 yield path
 
 
