@@ -57,6 +57,7 @@ def event(row: Row) -> dict[str, object]:
         "row": row.id,
         "source": row.source,
         "endpoint": row.endpoint,
+        "origin": row.origin,
         "account": row.account,
         "id": row.event_id,
         "type": row.type,

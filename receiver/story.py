@@ -101,7 +101,8 @@ def as_object(told: Story) -> dict[str, object]:
 def _deliveries(snapshot: Snapshot, row: Row) -> Iterator[Moment]:
     """The first delivery, and the newest of those that brought the same again."""
     first = Delivery(row.id, row.received_ms, row.stored_ms, row.answer, row.secret, row.request_id)
-    yield _delivery("received", f"by source {row.endpoint}, ", first)
+    how = "from the sender's API by reconcile, " if row.origin == "reconcile" else ""
+    yield _delivery("received", f"by source {row.endpoint}, {how}", first)
     kept = deliveries.of_event(snapshot, row.id)
     left = row.duplicates - len(kept)
     if kept and left > 0:

@@ -179,6 +179,8 @@ class Event(msgspec.Struct, frozen=True):
     defect: str | None
     # A test event on a live source.
     test: bool
+    # `reconcile`: nothing signed it; it was read from the sender's own API.
+    origin: Literal["delivery", "reconcile"] = "delivery"
 
 
 class Rejected(Exception):

@@ -48,6 +48,7 @@ class Row:
     id_signed: bool
     same_body_as: int | None
     claimed_account: str | None
+    origin: str
     workspace: str | None
     request_id: str
     lease_until_ms: int | None
@@ -63,8 +64,8 @@ _BOOLEANS = [number for number, field in enumerate(fields(Row)) if field.type is
 _COLUMNS = """
     id, source, account, event_id, endpoint, type, state, reason, duplicates, attempts,
     next_attempt_ms, by_worker, last_error, received_ms, stored_ms, answer, settled_ms, secret,
-    content_type, body_sha256, id_signed, same_body_as, claimed_account, workspace,
-    request_id, lease_until_ms
+    content_type, body_sha256, id_signed, same_body_as, claimed_account, origin,
+    workspace, request_id, lease_until_ms
 """
 
 
@@ -84,6 +85,7 @@ def insert(
     id_signed: bool,
     claimed_account: str | None,
     request_id: str,
+    origin: str = "delivery",
     queued: bool = False,
 ) -> int | None:
     """Store a new event and return its row number, or None if its key is known.
@@ -97,8 +99,8 @@ def insert(
         insert into receiver_events (
           source, account, event_id, endpoint, type, state, duplicates, attempts,
           next_attempt_ms, by_worker, received_ms, stored_ms, answer, settled_ms, secret,
-          content_type, body_sha256, id_signed, claimed_account, request_id)
-        values (?, ?, ?, ?, ?, ?, 0, 0, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+          content_type, body_sha256, id_signed, claimed_account, origin, request_id)
+        values (?, ?, ?, ?, ?, ?, 0, 0, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
         on conflict (source, account, event_id) do nothing
         """,
         (
@@ -119,6 +121,7 @@ def insert(
             body_sha256,
             int(id_signed),
             claimed_account,
+            origin,
             request_id,
         ),
     )

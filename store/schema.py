@@ -46,6 +46,8 @@ create table receiver_events (
   same_body_as integer,
   -- what an unsigned header said the account is; never part of a key
   claimed_account text,
+  -- reconcile: it was read from the sender's API, over a connection that proves who answers
+  origin text not null check (origin in ('delivery', 'reconcile')),
   -- the workspace that the operator attributed the event to
   workspace text check (workspace <> ''),
   request_id text not null,

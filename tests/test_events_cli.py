@@ -51,6 +51,7 @@ def test_events_are_listed_newest_first_with_the_fields_of_the_contract(
         "row": 1,
         "source": "stripe",
         "endpoint": "connect",
+        "origin": "delivery",
         "account": "",
         "id": "evt_1",
         "type": "invoice.paid",

@@ -3,8 +3,10 @@
 import json
 import random
 import re
+from functools import partial
 from typing import Any
 
+import msgspec
 import pytest
 
 from receiver import rules
@@ -324,6 +326,30 @@ def test_other_content_under_a_known_key_is_kept_aside_and_changes_nothing(world
     assert [conflict.deliveries for conflict in kept] == [2, 1]
     assert world.balance() == 100
     assert world.event("evt_1").duplicates == 0
+
+
+def reconciled(world: World, event_id: str, **of: Any) -> str:
+    """Put an event through as reconcile does, with what the API says of it."""
+    (event,) = world.sign("stripe", stripe_body(event_id, "invoice.paid", **of))
+    event = msgspec.structs.replace(event, origin="reconcile")
+    receive = partial(world.processor.receive, events=(event,), request_id="reconcile-1")
+    return world.store.write(receive).word
+
+
+def test_a_known_event_that_reconcile_meets_is_a_duplicate_and_never_a_conflict(
+    world: World,
+) -> None:
+    world.link()
+    paid = {"customer": "cus_1", "status": "paid", "amount_paid": 500}
+    assert world.invoice("evt_1", "in_1") == "done"
+    assert reconciled(world, "evt_1", id="in_1", expanded=True, **paid) == "duplicate"
+    assert reconciled(world, "evt_2", id="in_2", **paid) == "done"
+
+    assert world.invoice("evt_2", "in_2", lines=[1]) == "duplicate"
+
+    assert world.query("select count(*) from receiver_conflicts") == [(0,)]
+    assert [world.event(f"evt_{n}").origin for n in (1, 2)] == ["delivery", "reconcile"]
+    assert world.balance() == 200
 
 
 def test_conflicting_contents_of_one_event_are_bounded(world: World) -> None:
