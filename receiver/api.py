@@ -1,12 +1,14 @@
 """What a sender's API is like, as data: where it is, how a key is shown, where a resource is."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from urllib.parse import quote
 
 import msgspec
 
+from receiver import listing
+from receiver.described import Described, Fail
 from receiver.destinations import HEADER_NAME, RESERVED_HEADERS
-from receiver.select import Condition, Path, Scope, Unjudgeable
+from receiver.select import Condition, Path, Unjudgeable
 
 # The table `api` of senders/NAME.toml, or of a `scheme` that a founder writes:
 #   base_url     https://..., without a slash at its end
@@ -21,17 +23,16 @@ from receiver.select import Condition, Path, Scope, Unjudgeable
 #   id, livemode, deleted   of a resource: the path of its id and of its mode, and what one says
 #                that is deleted, although it can be read
 #   resources    KIND = "/path/{id}"
+#   events       the list of events, and books those of what is paid: see receiver/listing.py
 KEYS = (
     *("base_url", "auth", "account", "version", "headers", "test_keys", "live_keys", "says"),
-    *("missing", "misplaced", "id", "livemode", "deleted", "resources"),
+    *("missing", "misplaced", "id", "livemode", "deleted", "resources", "events", "books"),
 )
 
 PATH_CHARS_MAX = 500
 
 #: The headers of a request that are ours, in lower case.
 _OURS = RESERVED_HEADERS | {"accept-encoding", "authorization", "user-agent"}
-
-Fail = Callable[[str, str], None]
 
 
 class SenderApi(msgspec.Struct, frozen=True):
@@ -51,6 +52,8 @@ class SenderApi(msgspec.Struct, frozen=True):
     livemode: Path | None = None
     deleted: Condition | None = None
     resources: Mapping[str, str] = {}
+    events: listing.Listing | None = None
+    books: listing.Books | None = None
 
     def mode_of(self, key: bytes) -> bool | None:
         """Whether a key is for live data, as far as its beginning tells."""
@@ -62,7 +65,8 @@ class SenderApi(msgspec.Struct, frozen=True):
 
 def parse(table: object, fail: Fail) -> SenderApi:
     """Check and compile the table; `fail` takes a key and what is wrong with it."""
-    reader = _Reader(table, fail)
+    reader = _Reader(table, "api", KEYS, fail)
+    values = reader.values
     return SenderApi(
         base_url=reader.base_url(),
         auth=reader.auth(),
@@ -78,6 +82,10 @@ def parse(table: object, fail: Fail) -> SenderApi:
         livemode=reader.path("livemode"),
         deleted=reader.condition("deleted"),
         resources=reader.resources(),
+        events=listing.parse(values["events"], "api.events", fail) if "events" in values else None,
+        books=listing.parse_books(values["books"], "api.books", fail)
+        if "books" in values
+        else None,
     )
 
 
@@ -99,50 +107,11 @@ def filled(path: str, resource_id: str) -> str:
     return path.replace("{id}", quote(resource_id, safe=""))
 
 
-def holds(condition: Condition | None, document: object) -> bool:
-    """Whether a condition is there, and is met; what can't be judged is not met."""
-    try:
-        return condition is not None and condition.holds(Scope(document, {}))
-    except Unjudgeable:
-        return False
-
-
-def value(path: Path | None, document: object) -> object:
-    """What stands at a path; None also where there is no path, or nothing that it can take."""
-    try:
-        return None if path is None else path.value(Scope(document, {}))
-    except Unjudgeable:
-        return None
-
-
-class _Reader:
-    def __init__(self, table: object, fail: Fail) -> None:
-        self.values: Mapping[str, object] = table if isinstance(table, dict) else {}
-        self.fail = fail
-        if not isinstance(table, dict):
-            fail("api", "must be a table")
-        for key in self.values:
-            if key not in KEYS:
-                fail(f"api.{key}", f"is unknown (known here: {', '.join(KEYS)})")
-
-    def text(self, key: str) -> str | None:
-        found = self.values.get(key)
-        if found is None or (isinstance(found, str) and found.isprintable() and found.strip()):
-            return found
-        self.fail(f"api.{key}", "must be one line of text")
-        return None
-
-    def texts(self, key: str) -> tuple[str, ...]:
-        found = self.values.get(key, [])
-        if isinstance(found, list) and all(isinstance(one, str) and one for one in found):
-            return tuple(found)
-        self.fail(f"api.{key}", "must be a list of texts")
-        return ()
-
+class _Reader(Described):
     def base_url(self) -> str | None:
         found = self.text("base_url")
         if found is not None and not found.startswith(("https://", "http://")):
-            self.fail("api.base_url", "is not the address of a web server; write https://host")
+            self.fail("base_url", "is not the address of a web server; write https://host")
         return None if found is None else found.rstrip("/")
 
     def auth(self) -> str:
@@ -159,7 +128,7 @@ class _Reader:
         kind, _, name = found.partition(":")
         if kind == "header" and HEADER_NAME.fullmatch(name) and name.lower() not in _OURS:
             return name
-        self.fail(f"api.{key}", "must be header:NAME, and no header that is written anyway")
+        self.fail(key, "must be header:NAME, and no header that is written anyway")
         return None
 
     def headers(self) -> dict[str, str]:
@@ -173,34 +142,16 @@ class _Reader:
             for name, one in found.items()
         ):
             return dict(found)
-        self.fail("api.headers", "must be a table of headers, each one line of ASCII")
+        self.fail("headers", "must be a table of headers, each one line of ASCII")
         return {}
-
-    def path(self, key: str) -> Path | None:
-        found = self.text(key)
-        try:
-            return None if found is None else Path.compile(found)
-        except ValueError as error:
-            self.fail(f"api.{key}", str(error))
-            return None
-
-    def condition(self, key: str) -> Condition | None:
-        found = self.values.get(key)
-        if found is None:
-            return None
-        try:
-            return Condition.compile(found if isinstance(found, dict) else {})
-        except ValueError as error:
-            self.fail(f"api.{key}", str(error))
-            return None
 
     def resources(self) -> dict[str, str]:
         found = self.values.get("resources", {})
         if not isinstance(found, dict):
-            self.fail("api.resources", 'must be a table of KIND = "/path/{id}"')
+            self.fail("resources", 'must be a table of KIND = "/path/{id}"')
             return {}
         for kind, path in found.items():
             problem = path_problem(path) if isinstance(path, str) else "must be a path"
             if problem is not None:
-                self.fail(f"api.resources.{kind}", problem)
+                self.fail(f"resources.{kind}", problem)
         return {kind: path for kind, path in found.items() if isinstance(path, str)}

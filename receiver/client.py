@@ -9,10 +9,19 @@ from base64 import b64encode
 import msgspec
 from urllib3 import BaseHTTPResponse
 
-from receiver import __version__, api, reach
+from receiver import __version__, api, described, reach
 from receiver.config import Api
 from receiver.destinations import Later, Never, one_line
-from receiver.exchange import LOST, RETRIED, NotSent, Route, lost_words, retry_after_s, status_of
+from receiver.exchange import (
+    LOST,
+    RETRIED,
+    RETRY_AFTER_S_MAX,
+    NotSent,
+    Route,
+    lost_words,
+    retry_after_s,
+    status_of,
+)
 
 #: Bytes of an answer; a longer one is given up.
 ANSWER_BYTES_MAX = 4_194_304
@@ -21,6 +30,7 @@ ANSWER_BYTES_MAX = 4_194_304
 TIMEOUT_S = 30.0
 
 #: The sender's short word for what went wrong is shown if it looks like one.
+_TEN = re.compile(r"[0-9]{10}$", re.ASCII)
 _WORD = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 
 
@@ -35,6 +45,14 @@ class Missing(msgspec.Struct, frozen=True):
     """The sender says that there is no such thing."""
 
     why: str
+
+
+class Refused(Later, frozen=True):
+    """Nothing can be had until the set-up is corrected."""
+
+
+class Elsewhere(Later, frozen=True):
+    """It is there, but in the other mode than that of the key."""
 
 
 #: Later: it may be had later, `unreachable` if nothing else can be had now either. Never: not so.
@@ -56,15 +74,26 @@ class Client:
         if not isinstance(reply, Found):
             return reply
         sender, document = self.api.sender, reply.document
-        found_id = api.value(sender.id, document)
+        found_id = described.value(sender.id, document)
         if sender.id is not None and found_id != resource_id:
             return Never(f"the answer is about another thing than {resource_id}")
-        mode = api.value(sender.livemode, document)
-        if self.livemode is not None and isinstance(mode, bool) and mode is not self.livemode:
-            return Later(f"the answer is {_mode(mode)} data: {_key_of(self.livemode)}", None, True)
-        if api.holds(sender.deleted, document):
+        mode = self.mode_of(document)
+        if self.livemode is not None and mode is not None and mode is not self.livemode:
+            return self.other_mode(mode)
+        if described.holds(sender.deleted, document):
             return Missing("it is deleted")
         return reply
+
+    def mode_of(self, document: object) -> bool | None:
+        """Whether it is live data; None where it does not say."""
+        mode = described.value(self.api.sender.livemode, document)
+        return mode if isinstance(mode, bool) else None
+
+    def other_mode(self, mode: bool) -> Refused:
+        """What is read with this key is not what the source is about."""
+        assert self.livemode is not None, "only where the source has a mode"
+        why = f"the answer is {_mode(mode)} data: {_key_of(self.livemode)}"
+        return Refused(why, None, True)
 
     def ask(
         self,
@@ -143,37 +172,47 @@ class Client:
 
     def _refused(self, answer: BaseHTTPResponse, text: bytes, said: str, now_ms: int) -> Reply:
         status, document = answer.status, _json(text)
-        word = api.value(self.api.sender.says, document)
+        word = described.value(self.api.sender.says, document)
         if isinstance(word, str) and _WORD.fullmatch(word):
             said += f" ({word})"
-        if status in RETRIED or 500 <= status < 600:
-            after_s = retry_after_s(answer.headers.get("Retry-After"), now_ms)
+        after_s = _wait_s(answer, now_ms)
+        if status in RETRIED or 500 <= status < 600 or (status == 403 and after_s is not None):
             asks = "" if after_s is None else f" and asks to wait {after_s:.0f} s"
             # Who asks too much is refused whatever it asks for.
-            return Later(said + asks, after_s, unreachable=status == 429)
+            return Later(said + asks, after_s, unreachable=status in (403, 429))
         if status in (404, 410):
             return self._not_there(document, said)
         # What is wrong is the set-up: no other resource could be read either.
         match status:
             case 401:
-                return Later(f"{said}: the key is refused (correct api.key)", None, True)
+                return Refused(f"{said}: the key is refused (correct api.key)", None, True)
             case 403:
                 why = "the key may not read this (give it the permission, or use another)"
-                return Later(f"{said}: {why}", None, True)
+                return Refused(f"{said}: {why}", None, True)
         if 300 <= status < 400:
             why = "redirects are not followed (put the final address into api.base_url)"
-            return Later(f"{said}: {why}", None, True)
+            return Refused(f"{said}: {why}", None, True)
         return Never(said)
 
     def _not_there(self, document: object, said: str) -> Reply:
         sender = self.api.sender
-        if api.holds(sender.misplaced, document):
+        if described.holds(sender.misplaced, document):
             other = "" if self.livemode is None else f": {_key_of(self.livemode)}"
-            return Later(f"{said}: it is there in the other mode, not for this key{other}", None)
-        if sender.missing is None or api.holds(sender.missing, document):
+            why = f"{said}: it is there in the other mode, not for this key{other}"
+            return Elsewhere(why, None)
+        if sender.missing is None or described.holds(sender.missing, document):
             return Missing(said)
         why = "but not that this thing is missing (is api.base_url right?)"
         return Later(f"{said}, {why}", None)
+
+
+def _wait_s(answer: BaseHTTPResponse, now_ms: int) -> float | None:
+    """How long the answer asks to wait; docs.github.com has the limit's end in a header."""
+    after_s = retry_after_s(answer.headers.get("Retry-After"), now_ms)
+    ends = answer.headers.get("X-RateLimit-Reset", "")
+    if after_s is None and answer.headers.get("X-RateLimit-Remaining") == "0" and _TEN.match(ends):
+        return min(max(int(ends) - now_ms / 1000, 1.0), RETRY_AFTER_S_MAX)
+    return after_s
 
 
 def _whole(answer: BaseHTTPResponse) -> bytes | None:

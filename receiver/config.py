@@ -16,6 +16,7 @@ from receiver import (
     api,
     caveats,
     letters,
+    listing,
     mail,
     presets,
     projection,
@@ -70,6 +71,8 @@ WORKER_THREADS_MAX = 32
 ATTEMPTS_MAX = 10_000
 AGE_S_MIN, AGE_S_MAX = 60, 31_536_000
 BACKOFF_S_MAX = 86_400
+# How long a source may be silent before the worker looks what it missed.
+SILENCE_S_MIN, SILENCE_S_MAX = 3_600, 2_592_000
 URL_CHARS_MAX = 2_000
 HEADERS_MAX = 20
 ARGUMENTS_MAX = 100
@@ -165,6 +168,10 @@ class Api(msgspec.Struct, frozen=True):
     sender: api.SenderApi = api.SenderApi()
     # Of the API; the sender's own choice, if None.
     version: str | None = None
+    # Where its events are listed; None: nowhere that is known.
+    events: str | None = None
+    # After so much silence the worker reconciles, by itself.
+    silence_s: float | None = None
 
     def __repr__(self) -> str:
         return f"Api({self.base_url!r})"
@@ -554,7 +561,7 @@ class _Builder:
         )
 
     def _api(self, source: Table, livemode: bool | None) -> Api | None:
-        table = source.table("api", ("key", "base_url", "version"))
+        table = source.table("api", _API_KEYS)
         if table is None:
             return None
         table.require("key", f"write {references.KINDS}")
@@ -565,6 +572,7 @@ class _Builder:
             table.problem("base_url", "is missing; write the address of the sender's API")
         if version is not None and sender.version is None:
             table.problem("version", "can't be asked of this sender; leave it out")
+        events, silence_s = _events(table, sender), _silence_s(table)
         key = None if reference is None else self._resolved(table.at("key"), reference)
         if key is None or base_url is None:
             return None
@@ -572,7 +580,14 @@ class _Builder:
         parts = _split(base_url)
         if parts is not None:
             _warn_of_url(table, "base_url", parts, True)
-        return Api(key=key, base_url=base_url, sender=sender, version=version)
+        return Api(
+            key=key,
+            base_url=base_url,
+            sender=sender,
+            version=version,
+            events=events,
+            silence_s=silence_s,
+        )
 
     def _secrets(self, source: Table, preset: Preset | None) -> tuple[Secret, ...]:
         items = source.items("secrets")
@@ -989,6 +1004,25 @@ def _sender_api(source: Table) -> api.SenderApi:
     else:
         described = scheme if isinstance(scheme, dict) else {}
     return api.parse(described.get("api", {}), lambda key, what: None)
+
+
+def _events(table: Table, sender: api.SenderApi) -> str | None:
+    """Where a source's events are listed: by the sender's data, or as the config names it."""
+    path = table.text("events")
+    if path is None:
+        return None if sender.events is None else sender.events.path
+    if sender.events is None:
+        table.problem("events", "can't be listed: how this sender lists them is not known")
+    elif (problem := listing.path_problem(path)) is not None:
+        table.problem("events", problem)
+    return path
+
+
+def _silence_s(table: Table) -> float | None:
+    silence_s = table.seconds("reconcile_after_silence_s", SILENCE_S_MAX)
+    if silence_s is not None and silence_s < SILENCE_S_MIN:
+        table.problem("reconcile_after_silence_s", f"must be at least {SILENCE_S_MIN}")
+    return silence_s
 
 
 def _check_key(table: Table, live: bool | None, livemode: bool | None) -> None:
@@ -1827,6 +1861,7 @@ _PROGRAM = re.compile(r"/.*[^/]|[^/\s]+")
 # Made by a machine: long, and letters and digits mixed.
 _SECRET_LIKE = re.compile(r"(?=[A-Za-z]*\d)(?=\d*[A-Za-z])[A-Za-z0-9]{16,}", re.ASCII)
 _SECRET_NAME = re.compile(r"key|token|secret|passw|auth|sig", re.IGNORECASE)
+_API_KEYS = ("key", "base_url", "version", "events", "reconcile_after_silence_s")
 _SECRET_HEADERS = frozenset({"authorization", "cookie", "x-api-key", "api-key", "x-auth-token"})
 _Judge = Callable[[str, SplitResult | None], str | None]
 _PORT = re.compile(r"[0-9]{1,5}", re.ASCII)

@@ -18,8 +18,7 @@ LEASE_SPARE_S = 30
 
 LEASE_S = TIMEOUT_S + LEASE_SPARE_S
 
-#: How a fetch ended, for the log.
-OUTCOMES = {Found: "found", Missing: "missing", Later: "failed", Never: "refused"}
+_OUTCOMES = {Found: "found", Missing: "missing", Never: "refused"}
 
 
 class NotFetchable(Exception):
@@ -72,6 +71,11 @@ def read(client: Client, leased: Fetch, path: str, now_ms: int) -> Reply:
     return client.resource(path, leased.resource_id, account=leased.account, now_ms=now_ms)
 
 
+def outcome_of(reply: Reply) -> str:
+    """How a fetch ended, for the log."""
+    return _OUTCOMES.get(type(reply), "failed")
+
+
 def settle(tx: Tx, *, processor: Processor, leased: Fetch, reply: Reply) -> bool:
     """Apply what was read; False, with nothing written, if the lease is not ours now.
 
@@ -111,16 +115,16 @@ def _believed(tx: Tx, leased: Fetch, reply: Missing) -> Missing | Later:
 def _apply(tx: Tx, processor: Processor, leased: Fetch, reply: Found | Missing) -> bool:
     try:
         project = plan(processor.settings, leased.endpoint, leased.name).project
-        seen = _seen(tx, leased.name, project, reply)
+        found = seen(tx, leased.name, project, reply)
     except (NotFetchable, Unjudgeable) as error:
         fetches.die(tx, leased.id, str(error))
         return True
     effects.project(
         tx,
         leased.name,
-        seen,
+        found,
         project,
-        "version" if project.version is not None and not seen.deleted else "fetch",
+        "version" if project.version is not None and not found.deleted else "fetch",
         event=leased.event,
         fetched_through=leased.through,
         mend=leased.mend,
@@ -129,7 +133,8 @@ def _apply(tx: Tx, processor: Processor, leased: Fetch, reply: Found | Missing) 
     return True
 
 
-def _seen(tx: Tx, name: Name, project: Project, reply: Found | Missing) -> Seen:
+def seen(tx: Tx, name: Name, project: Project, reply: Found | Missing) -> Seen:
+    """What an answer says of a resource. Raises Unjudgeable."""
     if isinstance(reply, Found):
         return projection.seen_in(project, reply.document)
     # What it was last stays readable; that it is gone is the state.

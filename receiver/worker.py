@@ -521,7 +521,7 @@ def _log_fetch(leased: Fetch, reply: Reply, started: float) -> None:
         source=leased.endpoint,
         resource=str(leased.name),
         attempt=leased.attempts,
-        outcome=fetching.OUTCOMES[type(reply)],
+        outcome=fetching.outcome_of(reply),
         ms=_ms_since(started),
     )
 

@@ -75,10 +75,15 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     # Head and body are written apart: the second would wait for the first to be acknowledged.
     disable_nagle_algorithm = True
 
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.do_GET()
+
     def do_GET(self) -> None:
         api = self.server
         assert isinstance(api, SenderApi)
         sent = {name.lower(): value for name, value in self.headers.items()}
+        sent["method"] = self.command
         status, headers, body = api.reply(self.path, sent)
         try:
             self.send_response(status)
@@ -97,8 +102,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 
 @contextmanager
-def sender_api() -> Iterator[SenderApi]:
-    api = SenderApi()
+def sender_api(api: SenderApi | None = None) -> Iterator[SenderApi]:
+    api = api or SenderApi()
     thread = threading.Thread(target=api.serve_forever, args=(0.01,))
     thread.start()
     try:

@@ -9,7 +9,7 @@ import pytest
 from receiver import client as clients
 from receiver.api import SenderApi as Described
 from receiver.api import parse
-from receiver.client import Client, Found, Missing, Reply
+from receiver.client import Client, Elsewhere, Found, Missing, Refused, Reply
 from receiver.config import Api
 from receiver.destinations import Later, Never
 from receiver.presets import table
@@ -107,6 +107,8 @@ def test_an_id_can_not_name_another_place(far: SenderApi, client: Client) -> Non
 
 
 CUT = {"Content-Length": "99", "Connection": "close"}
+# As GitHub tells of its limit: when it ends, in seconds.
+LIMITED = {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": str(NOW_MS // 1000 + 60)}
 MISPLACED = (
     "No such subscription: 'sub_1'; a similar object exists in live mode, but a test mode key "
     "was used to make this request."
@@ -117,19 +119,21 @@ MISPLACED = (
     ("answer", "expected", "words"),
     [
         (error(404, code="resource_missing", message="No such"), Missing, "(resource_missing)"),
-        (error(404, code="resource_missing", message=MISPLACED), Later, "in the other mode"),
+        (error(404, code="resource_missing", message=MISPLACED), Elsewhere, "in the other mode"),
         (error(404, type="invalid_request_error"), Later, "is api.base_url right?"),
         ((404, {}, b"<html>not here</html>"), Later, "is api.base_url right?"),
-        (error(401, type="invalid_request_error"), Later, "the key is refused (correct api.key)"),
-        (error(403, type="invalid_request_error"), Later, "the key may not read this"),
+        (error(401, type="invalid_request_error"), Refused, "the key is refused (correct api.key)"),
+        (error(403, type="invalid_request_error"), Refused, "the key may not read this"),
+        ((403, {"Retry-After": "7"}, b"{}"), Later, "403 Forbidden and asks to wait 7 s"),
+        ((403, LIMITED, b"{}"), Later, "and asks to wait 60 s"),
         (error(429, {"Retry-After": "7"}, code="rate_limit"), Later, "asks to wait 7 s"),
         (error(503, {"Retry-After": "7"}), Later, "503 Service Unavailable and asks to wait 7 s"),
         ((500, {}, b""), Later, "500"),
         (error(400, code="parameter_unknown"), Never, "(parameter_unknown)"),
-        ((302, {"Location": "/v1/else"}, b""), Later, "redirects are not followed"),
+        ((302, {"Location": "/v1/else"}, b""), Refused, "redirects are not followed"),
         ((200, {}, b"<html>"), Later, "something else than JSON"),
         ((200, {}, b'{"id": "sub_2"}'), Never, "about another thing than sub_1"),
-        ((200, {}, b'{"id": "sub_1", "livemode": true}'), Later, "is live data: use a key for"),
+        ((200, {}, b'{"id": "sub_1", "livemode": true}'), Refused, "is live data: use a key for"),
         ((200, {}, b'{"id": "sub_1", "deleted": true}'), Missing, "it is deleted"),
         ((200, CUT, b"{}"), Later, "broke off before the answer was whole"),
     ],
