@@ -141,7 +141,7 @@ def resolve(tx: Tx, row: int, by: By) -> None:
         raise Declined(f"{known.event_id} is {known.state} already: there is nothing to resolve")
     _check_lease(known, tx.now_ms)
     inbox.settle(tx, row, "ignored", by.reason)
-    _write_down(tx, by, "events resolve", target_of(row), was=known.state)
+    write_down(tx, by, "events resolve", target_of(row), was=known.state)
 
 
 def attribute(tx: Tx, row: int, workspace: str, by: By) -> None:
@@ -152,7 +152,7 @@ def attribute(tx: Tx, row: int, workspace: str, by: By) -> None:
     _check_lease(known, tx.now_ms)
     _check_name("workspace", workspace)
     inbox.attribute(tx, row, workspace)
-    _write_down(tx, by, "parked attribute", target_of(row), was=known.state, workspace=workspace)
+    write_down(tx, by, "parked attribute", target_of(row), was=known.state, workspace=workspace)
 
 
 def replay(
@@ -221,14 +221,14 @@ def _replay(tx: Tx, *, processor: Processor, row: int, by: By, prepared: Prepare
     # One whose worker ended would seem to run for ever.
     attempts.close(tx, event=row)
     outcome = processor.replay(tx, row, prepared)
-    _write_down(tx, by, "replay", target_of(row), was=known.state, became=outcome.word)
+    write_down(tx, by, "replay", target_of(row), was=known.state, became=outcome.word)
     return outcome
 
 
 def _keep(tx: Tx, why: str, *, processor: Processor, row: int, by: By) -> Outcome:
     known = _event(tx, row)
     outcome = processor.keep_stored(tx, why, row)
-    _write_down(tx, by, "replay", target_of(row), was=known.state, became=outcome.word)
+    write_down(tx, by, "replay", target_of(row), was=known.state, became=outcome.word)
     return outcome
 
 
@@ -314,7 +314,7 @@ def _accepted(tx: Tx, number: int, events: Sequence[Event], outcome: Outcome, by
         assert known is not None, "it was stored, or known before"
         rows.append(known.id)
         target = target_of(known.id)
-        _write_down(tx, by, "rejections accept", target, rejection=number, became=outcome.word)
+        write_down(tx, by, "rejections accept", target, rejection=number, became=outcome.word)
     rejections.accepted(tx, number, rows[0])
     return Accepted(outcome.word, rows)
 
@@ -329,7 +329,7 @@ def resolve_conflict(tx: Tx, number: int, by: By) -> None:
         raise Absent(f"there is no conflict {number}")
     if not conflicts.resolve(tx, number):
         raise Declined(f"conflict {number} is resolved already")
-    _write_down(tx, by, "conflicts resolve", target_of(known.event), conflict=number)
+    write_down(tx, by, "conflicts resolve", target_of(known.event), conflict=number)
 
 
 # Resources
@@ -343,7 +343,7 @@ def fetch(tx: Tx, settings: Settings, name: Name, by: By, *, accept: bool) -> No
     endpoint = _fetcher(tx, settings, name)
     fetches.want(tx, name, endpoint, None)
     fetches.insist(tx, name, mend=accept)
-    _write_down(tx, by, "resources fetch", f"resource {'/'.join(name)}", accept=accept)
+    write_down(tx, by, "resources fetch", f"resource {'/'.join(name)}", accept=accept)
 
 
 def _fetcher(snapshot: Snapshot, settings: Settings, name: Name) -> str:
@@ -393,7 +393,7 @@ def retry_message(tx: Tx, settings: Settings, number: int, by: By) -> Message:
     if not message.is_written:
         _write_again(tx, settings, message)
     outbox.retry(tx, number, message.last_error, tx.now_ms)
-    _write_down(tx, by, "outbox retry", target_of_message(number), was=message.state)
+    write_down(tx, by, "outbox retry", target_of_message(number), was=message.state)
     return message
 
 
@@ -409,7 +409,7 @@ def resolve_message(tx: Tx, number: int, *, sent: bool, by: By) -> None:
     else:
         outbox.retry(tx, number, message.last_error, tx.now_ms)
     became = "sent" if sent else "pending"
-    _write_down(tx, by, "outbox resolve", target_of_message(number), was="review", became=became)
+    write_down(tx, by, "outbox resolve", target_of_message(number), was="review", became=became)
 
 
 def cancel_message(tx: Tx, number: int, by: By) -> Message:
@@ -418,7 +418,7 @@ def cancel_message(tx: Tx, number: int, by: By) -> Message:
     if message.state in ("sent", "cancelled"):
         raise Declined(f"message {number} is {message.state} already: there is nothing to cancel")
     outbox.settle(tx, number, "cancelled", message.last_error)
-    _write_down(tx, by, "outbox cancel", target_of_message(number), was=message.state)
+    write_down(tx, by, "outbox cancel", target_of_message(number), was=message.state)
     return message
 
 
@@ -501,7 +501,7 @@ def unlink(tx: Tx, source: str, account: str, customer: str, by: By) -> str:
 def _write_link(
     tx: Tx, by: By, action: str, source: str, account: str, customer: str, **detail: object
 ) -> None:
-    _write_down(tx, by, action, target_of_link(source, account, customer), **detail)
+    write_down(tx, by, action, target_of_link(source, account, customer), **detail)
 
 
 # Amounts
@@ -523,7 +523,7 @@ def grant(tx: Tx, key: Key, workspace: str, unit: str, amount: int, by: By) -> E
         _refuse(key, error)
     if new:
         detail = {"workspace": workspace, "unit": unit, "amount": amount}
-        _write_down(tx, by, "ledger grant", f"{key}", **detail, released=released[:RELEASED_MAX])
+        write_down(tx, by, "ledger grant", f"{key}", **detail, released=released[:RELEASED_MAX])
     return Entered(_entry(tx, key), new, released if new else [])
 
 
@@ -557,7 +557,7 @@ def adjust(
         ledger.enter(tx, key, workspace, unit, amount)
     except Refused as error:
         _refuse(key, error)
-    _write_down(tx, by, "ledger adjust", f"{key}", workspace=workspace, unit=unit, amount=amount)
+    write_down(tx, by, "ledger adjust", f"{key}", workspace=workspace, unit=unit, amount=amount)
     return Entered(_entry(tx, key), True, [])
 
 
@@ -585,7 +585,7 @@ def revert(tx: Tx, target: Key, amount: int | None, by: By) -> Entered:
         raise Declined(str(error)) from error
     made = _entry(tx, key)
     detail = {"entry": f"{key}", "amount": made.amount, "released": released[:RELEASED_MAX]}
-    _write_down(tx, by, "ledger revert", f"{target}", **detail)
+    write_down(tx, by, "ledger revert", f"{target}", **detail)
     return Entered(made, True, released)
 
 
@@ -628,14 +628,14 @@ def arm(tx: Tx, source: str, minutes: int, by: By) -> None:
             f"forget one with `receiver sources forget`"
         )
     captured.arm(tx, source, tx.now_ms + minutes * 60_000, by.actor)
-    _write_down(tx, by, "sources arm", target_of_source(source), minutes=minutes)
+    write_down(tx, by, "sources arm", target_of_source(source), minutes=minutes)
 
 
 def disarm(tx: Tx, source: str, by: By) -> None:
     """Await nothing any more. Raises Declined where nothing was awaited."""
     if not captured.disarm(tx, source):
         raise Declined(f"{source} is not armed: there is nothing to take back")
-    _write_down(tx, by, "sources disarm", target_of_source(source))
+    write_down(tx, by, "sources disarm", target_of_source(source))
 
 
 def forget(tx: Tx, source: str, number: int, by: By) -> None:
@@ -644,7 +644,7 @@ def forget(tx: Tx, source: str, number: int, by: By) -> None:
     if known is None:
         raise Absent(f"{source} has no captured secret {number}")
     captured.forget(tx, number)
-    _write_down(
+    write_down(
         tx,
         by,
         "sources forget",
@@ -655,5 +655,6 @@ def forget(tx: Tx, source: str, number: int, by: By) -> None:
     )
 
 
-def _write_down(tx: Tx, by: By, action: str, target: str, **detail: object) -> None:
+def write_down(tx: Tx, by: By, action: str, target: str, **detail: object) -> None:
+    """Add an act to the audit log, in the transaction that carries it out."""
     audit.add(tx, by.actor, action, target, by.reason, json.dumps(detail))

@@ -180,6 +180,32 @@ def _of_operation(snapshot: Snapshot, operation: str, since_ms: int) -> Iterator
         yield _entry(values)
 
 
+def of_operation(
+    snapshot: Snapshot,
+    *,
+    source: str,
+    account: str,
+    operation: str,
+    since_ms: int,
+    until_ms: int,
+    after: tuple[int, str],
+    limit: int,
+) -> list[Entry]:
+    """Entries of one operation in a period, oldest first, from behind (created_ms, subject)."""
+    return [
+        _entry(values)
+        for values in snapshot.db.execute(
+            f"""
+            select {_COLUMNS} from receiver_ledger
+            where operation = ? and created_ms >= ? and created_ms < ?
+              and source = ? and account = ? and (created_ms, subject) > (?, ?)
+            order by created_ms, subject limit ?
+            """,  # noqa: S608  constant columns
+            (operation, max(since_ms, after[0]), until_ms, source, account, *after, limit),
+        )
+    ]
+
+
 def after(snapshot: Snapshot, key: Key | None, *, since_ms: int | None, limit: int) -> list[Entry]:
     """Entries in the order of their keys, beyond `key`."""
     return [

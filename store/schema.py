@@ -618,8 +618,21 @@ create table receiver_reconciles (
   -- what the sender has and we do not
   gap integer check (gap >= 0),
   note text not null,
-  check (ended_ms is null or gap is not null)
+  about text not null check (about in ('events', 'books')),
+  -- what it was asked for: only a run for the same goes on with one that was cut off
+  asked text not null,
+  -- how far it came, as JSON
+  place text not null,
+  owner text,
+  lease_until_ms integer,
+  check (ended_ms is null or gap is not null),
+  check ((owner is null) = (lease_until_ms is null))
 ) strict;
+
+create trigger receiver_reconciles_bound after insert on receiver_reconciles
+begin
+  delete from receiver_reconciles where id <= new.id - 1000;
+end;
 
 create index receiver_reconciles_source on receiver_reconciles (source, id);
 """
