@@ -48,6 +48,7 @@ SECTIONS = {
         "resources": "resources",
         "rejections": "rejections",
         "outbox": "outbox",
+        "reconcile": "reconcile",
         "audit": "audit",
     },
     "Customers and amounts": {

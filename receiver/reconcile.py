@@ -1,9 +1,12 @@
 """Finds what a sender has and we do not, and puts it through the same inbox and rules."""
 
+import os
+import secrets
+import socket
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
@@ -18,11 +21,13 @@ from receiver.pages import CursorLost, Pages, Stopped, Wait, patiently
 from receiver.process import Outcome, Processor
 from receiver.select import Unjudgeable
 from receiver.verify import Event, reread
-from receiver.worker import Write
 from store import fetches, inbox, reconciles, resources
 from store.database import Tx
 from store.inbox import Row
 from store.resources import Resource, Seen
+
+if TYPE_CHECKING:
+    from receiver.worker import Write
 
 #: What is younger may still be on its way, in seconds.
 GRACE_S = 300
@@ -131,14 +136,13 @@ class Tell(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """What a run works with. `may_run` is asked of the owner of a run that did not end."""
+    """What a run works with; `owner` is nobody else, and of the form of `owner_here`."""
 
     processor: Processor
-    write: Write
+    write: "Write"
     clock: Callable[[], int]
     wait: Wait
     owner: str
-    may_run: Callable[[str], bool]
     by: By
     #: Called outside any transaction after events were put through: what they released is due.
     drain: Callable[[], None]
@@ -229,7 +233,7 @@ class Run:
     def _is_free(self, found: reconciles.CutOff, now_ms: int) -> bool:
         if found.owner is None or (found.lease_until_ms or 0) <= now_ms:
             return True
-        return not self.means.may_run(found.owner)
+        return not _may_run(found.owner)
 
     def _extend(self, until_ms: int) -> None:
         """What has come since the run was cut off is read too."""
@@ -537,6 +541,26 @@ class Run:
                 detail=detail,
             )
         )
+
+
+def owner_here() -> str:
+    """A new owner, in this process."""
+    return f"{socket.gethostname()}/{os.getpid()}/{secrets.token_hex(4)}"
+
+
+def _may_run(owner: str) -> bool:
+    """Whether the process of an owner may still be at it: one of another machine may."""
+    host, _, rest = owner.partition("/")
+    number = rest.partition("/")[0]
+    if host != socket.gethostname() or not number.isdecimal():
+        return True
+    try:
+        os.kill(int(number), 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        pass
+    return True
 
 
 def event_of(

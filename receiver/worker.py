@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple, Protocol, TypeVar
 
-from receiver import dispatch, fetching, process
+from receiver import dispatch, fetching, process, silence
 from receiver.client import Client, Reply
 from receiver.config import Settings, Source
 from receiver.destinations import Destination, Later, Never, Result, Senders, Unknown, one_line
@@ -71,6 +71,11 @@ class Worker:
             wanted.append(Released(self))
         wanted += [Messages(self, name) for name in settings.destinations]
         wanted += [Fetches(self, one.name) for one in settings.sources.values() if one.api]
+        wanted += [
+            Missed(self, one.name)
+            for one in settings.sources.values()
+            if one.api is not None and one.api.silence_s is not None
+        ]
         new = {group.name: group for group in wanted if group.name not in self._groups}
         # Not changed in place: other threads go through it.
         self._groups = self._groups | new
@@ -457,6 +462,39 @@ class Fetches(Outward):
     def close(self) -> None:
         if self._client is not None:
             self._client.close()
+
+
+class Missed(Group):
+    """Looks once, at the start, what a source that was silent for long has missed."""
+
+    def __init__(self, worker: Worker, source: str) -> None:
+        super().__init__(worker)
+        self.name = f"missed-{source}"
+        self._source = source
+        self._looked = False
+
+    def start(self, owner: str, threads: int) -> None:
+        super().start(owner, 1)
+
+    def due_ms(self, snapshot: Snapshot) -> int | None:
+        return None
+
+    def step(self, owner: str) -> float | None:
+        processor = self.worker.processor()
+        source = processor.settings.sources.get(self._source)
+        if self._looked or source is None or source.api is None or source.api.silence_s is None:
+            return None
+        self._looked = silence.catch_up(
+            source, processor, self.worker.write, self.worker.clock, self._wait
+        )
+        return None if self._looked else silence.AGAIN_S
+
+    def _wait(self, seconds: float) -> bool:
+        """False where the worker is stopping."""
+        lane = self.lanes[0]
+        if seconds and not lane.stopping:
+            lane.wake.wait(seconds)
+        return not lane.stopping
 
 
 def _lease(tx: Tx, *, owner: str, ahead_ms: int, attempts_max: int) -> Taken | int | None:

@@ -117,16 +117,3 @@ def last(snapshot: Snapshot, source: str, about: str = "events") -> Reconcile | 
         (source, about),
     ).fetchone()
     return None if values is None else Reconcile(*values)
-
-
-def last_begun_ms(snapshot: Snapshot, source: str) -> int | None:
-    """When the newest run of a source about events began, complete or not."""
-    found = snapshot.db.execute(
-        """
-        select started_ms from receiver_reconciles
-        where source = ? and about = 'events' order by id desc limit 1
-        """,
-        (source,),
-    ).get
-    assert found is None or isinstance(found, int), "the column is an integer"
-    return found

@@ -1,6 +1,9 @@
 """What a sender has and we do not is found by its API, and goes through the same rules, once."""
 
 import json
+import os
+import socket
+import subprocess
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -92,7 +95,9 @@ class Told:
         return [one.id for one in self.differences]
 
 
-def means(world: World, told: Told, store: Store | None = None, owner: str = "one") -> Means:
+def means(
+    world: World, told: Told, store: Store | None = None, owner: str = "elsewhere/1/one"
+) -> Means:
     store = store or world.store
     return Means(
         processor=world.processor,
@@ -100,7 +105,6 @@ def means(world: World, told: Told, store: Store | None = None, owner: str = "on
         clock=world.clock,
         wait=told.waited.append,
         owner=owner,
-        may_run=lambda owner: True,
         by=By("root", "an outage"),
         drain=lambda: drain(store, world.processor),
     )
@@ -347,6 +351,37 @@ def test_a_run_goes_on_only_with_one_for_the_same(hooked: World, far: SenderList
 
     assert told.notes == []
     assert (found.counts.missing, found.gap) == (150, 0)
+
+
+def test_a_run_that_was_killed_is_gone_on_with_and_one_that_lives_is_left_alone(
+    hooked: World, far: SenderLists
+) -> None:
+    far.add(EVENTS, *[paid(n, minutes_ago=500 - n) for n in range(150)])
+    far.instead = lambda path: error(401) if "starting_after" in path else None
+    with pytest.raises(Stopped):
+        run(hooked, apply=True)
+    far.instead = lambda path: None
+    until = hooked.clock() + 60_000
+
+    def had_by(process: int) -> None:
+        owner = f"{socket.gethostname()}/{process}/x"
+        hooked.query(f"update receiver_reconciles set owner='{owner}', lease_until_ms={until}")
+
+    had_by(dead_process())
+    found, told = run(hooked, apply=True)
+
+    assert "goes on with the run" in told.notes[0]
+    assert (found.counts.missing, found.gap) == (150, 0)
+    hooked.query("update receiver_reconciles set ended_ms = null")
+    had_by(os.getpid())
+    assert run(hooked, apply=True)[1].notes == []
+
+
+def dead_process() -> int:
+    """The number of a process that has ended."""
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    return ended.pid
 
 
 def test_what_came_after_a_run_was_cut_off_is_read_too(hooked: World, far: SenderLists) -> None:
