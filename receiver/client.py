@@ -23,8 +23,8 @@ from receiver.exchange import (
     status_of,
 )
 
-#: Bytes of an answer; a longer one is given up.
-ANSWER_BYTES_MAX = 4_194_304
+#: Bytes of an answer, and of a page of a list; a longer one is given up.
+ANSWER_BYTES_MAX, PAGE_BYTES_MAX = 4_194_304, 16_777_216
 
 #: Seconds for a whole request, connecting and the last byte of its answer included.
 TIMEOUT_S = 30.0
@@ -103,6 +103,7 @@ class Client:
         account: str = "",
         now_ms: int,
         body: bytes | None = None,
+        bytes_max: int | None = None,
     ) -> Reply:
         """One request; `target` is the path behind the base URL, with its query."""
         try:
@@ -118,7 +119,7 @@ class Client:
             return Later(one_line(str(error)), None, error.unreachable)
         except LOST as error:
             return Later(one_line(f"{self._place}: {lost_words(error, TIMEOUT_S)}"), None)
-        return self._judged(answer, now_ms)
+        return self._judged(answer, now_ms, bytes_max or ANSWER_BYTES_MAX)
 
     def close(self) -> None:
         """Close the idle connections."""
@@ -158,15 +159,17 @@ class Client:
             headers[sender.version] = self.api.version
         return headers
 
-    def _judged(self, answer: BaseHTTPResponse, now_ms: int) -> Reply:
+    def _judged(self, answer: BaseHTTPResponse, now_ms: int, bytes_max: int) -> Reply:
         said = f"{self._place} answered {status_of(answer)}"
         try:
-            text = _whole(answer)
+            text = _whole(answer, bytes_max)
         except LOST as error:
             return Later(one_line(f"{said}, but {lost_words(error, TIMEOUT_S)}"), None)
         finally:
             answer.close()
         if 200 <= answer.status < 300:
+            if text is None:
+                return Never(f"{said} with more than {bytes_max} bytes")
             return _decoded(answer, text, said)
         return self._refused(answer, text or b"", said, now_ms)
 
@@ -215,19 +218,17 @@ def _wait_s(answer: BaseHTTPResponse, now_ms: int) -> float | None:
     return after_s
 
 
-def _whole(answer: BaseHTTPResponse) -> bytes | None:
+def _whole(answer: BaseHTTPResponse, bytes_max: int) -> bytes | None:
     """The body of an answer, or None if it is too long."""
     text = bytearray()
     while read := answer.read(65_536):
         text += read
-        if len(text) > ANSWER_BYTES_MAX:
+        if len(text) > bytes_max:
             return None
     return bytes(text)
 
 
-def _decoded(answer: BaseHTTPResponse, text: bytes | None, said: str) -> Reply:
-    if text is None:
-        return Never(f"{said} with more than {ANSWER_BYTES_MAX} bytes")
+def _decoded(answer: BaseHTTPResponse, text: bytes, said: str) -> Reply:
     document = _json(text)
     if document is None and text:
         return Later(f"{said}, but with something else than JSON (is api.base_url right?)", None)

@@ -2,13 +2,16 @@
 
 from collections.abc import Callable
 
-from receiver.client import Client, Elsewhere, Found, Missing, Refused, Reply
+from receiver.client import PAGE_BYTES_MAX, Client, Elsewhere, Found, Missing, Refused, Reply
 from receiver.destinations import Later
 from receiver.listing import Listing, Page, Unreadable
 
 #: Tries at one request, and the pauses between them, doubling, in seconds.
 ATTEMPTS_MAX = 6
 PAUSE_FIRST_S, PAUSE_S_MAX = 1.0, 60.0
+
+#: How often a list is read anew because its place was lost.
+LOST_MAX = 3
 
 Wait = Callable[[float], None]
 
@@ -40,6 +43,7 @@ class Pages:
         self._client = client
         self._clock = clock
         self._wait = wait
+        self._lost = 0
 
     def read(
         self,
@@ -55,7 +59,8 @@ class Pages:
         )
         reply = self.ask("GET", target)
         if not isinstance(reply, Found):
-            if cursor is not None and not isinstance(reply, Later):
+            self._lost += 1
+            if cursor is not None and not isinstance(reply, Later) and self._lost <= LOST_MAX:
                 raise CursorLost(reply.why)
             raise Stopped(self._why(reply))
         try:
@@ -68,11 +73,15 @@ class Pages:
             raise Stopped(f"{self.path}: the next page is the same one again")
         return page
 
-    def again(self, item: object) -> None:
-        """Ask for an item to be delivered again. Raises Stopped or Unreadable."""
-        reply = self.ask("POST", self.listing.again_path(self.path, item))
-        if not isinstance(reply, Found):
-            raise Stopped(self._why(reply))
+    def again(self, item: object) -> str | None:
+        """Ask for an item to be delivered again; why it can't be, or None. Raises Stopped."""
+        try:
+            reply = self.ask("POST", self.listing.again_path(self.path, item))
+        except Unreadable as error:
+            return str(error)
+        if isinstance(reply, Later):
+            raise Stopped(reply.why)
+        return None if isinstance(reply, Found) else reply.why
 
     def one(self, path: str, resource_id: str) -> Reply:
         """One thing by itself."""
@@ -84,10 +93,16 @@ class Pages:
         )
 
     def ask(self, method: str, target: str) -> Reply:
-        return patiently(
-            lambda: self._client.ask(method, target, account=self.account, now_ms=self._clock()),
-            self._wait,
-        )
+        def once() -> Reply:
+            return self._client.ask(
+                method,
+                target,
+                account=self.account,
+                now_ms=self._clock(),
+                bytes_max=PAGE_BYTES_MAX,
+            )
+
+        return patiently(once, self._wait)
 
     def _check_mode(self, item: object) -> None:
         mode, wanted = self._client.mode_of(item), self._client.livemode

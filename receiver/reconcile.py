@@ -13,6 +13,7 @@ import msgspec
 from receiver import fetching
 from receiver.client import Client, Elsewhere, Found, Missing, Reply
 from receiver.config import Source
+from receiver.console import rfc3339
 from receiver.destinations import Never
 from receiver.fetching import NotFetchable
 from receiver.listing import DAY_MS, Listing, Unreadable
@@ -270,7 +271,8 @@ class Run:
         if self.asked.apply:
             gap = len(still) + place.left_beyond + counts.asked + counts.unread
             gap += counts.drifted - counts.mended
-        note = f"{counts.listed} events read, {counts.missing} missing"
+        since = rfc3339(min((one.since_ms for one in place.windows), default=None))
+        note = f"{counts.listed} events since {since}, {counts.missing} missing"
         self.means.write(partial(reconciles.end, run=self.number, gap=gap, note=note))
         return Result(counts, gap, still)
 
@@ -430,9 +432,13 @@ class Run:
     def _put_through(self, pages: Pages, counts: Counts, one: _Met) -> None:
         """As a delivery of it would be; or the sender is asked for one."""
         if pages.listing.again is not None:
-            if (one.account, one.key_id) not in self._recent:
-                pages.again(one.item)
-            counts.asked += 1
+            recent = (one.account, one.key_id) in self._recent
+            why = None if recent else pages.again(one.item)
+            if why is None:
+                counts.asked += 1
+            else:
+                self._place.left_beyond += 1
+                self.tell.note(f"{one.key_id} is not delivered again: {why}")
             return
         event = self._as_event(one)
         outcome = receive(self.means, event, f"reconcile-{self.number}")

@@ -14,7 +14,9 @@ from tests.conftest import NOW_MS, World
 from tests.sender_api import error
 from tests.sender_lists import NOW_S, SenderLists, sender_lists
 from tests.test_fetching import configured
-from tests.test_reconcile import Told, means
+from tests.test_reconcile import CONFIG as RECONCILED
+from tests.test_reconcile import EVENTS, Told, means, outage
+from tests.test_reconcile import run as reconciled
 
 INVOICES, CREDIT_NOTES = "/v1/invoices", "/v1/credit_notes"
 
@@ -145,6 +147,27 @@ def test_books_that_agree_say_so_for_each_workspace(kept: World, far: SenderList
         "acme": Line(objects=8, here=8),
         "bolt": Line(objects=4, here=4),
     }
+
+
+def test_after_an_outage_was_reconciled_the_books_agree(world: World, far: SenderLists) -> None:
+    configured(world, RECONCILED.replace("URL", far.url))
+    world.link()
+    far.add(EVENTS)
+    events = outage(world, far)
+    far.add(INVOICES, *[_invoice_of(one) for one in events])
+    comparison, gap, _ = compare(world)
+    assert (gap, total(comparison)) == (150, Line(objects=500, here=350, missing=150))
+
+    reconciled(world, apply=True)
+
+    comparison, gap, told = compare(world)
+    assert (gap, total(comparison)) == (0, Line(objects=500, here=500))
+    assert told.differences == []
+
+
+def _invoice_of(event: dict[str, Any]) -> dict[str, Any]:
+    paid = {"status": "paid", "livemode": False, "created": event["created"]}
+    return paid | dict(event["data"]["object"])
 
 
 def test_every_difference_is_caught(kept: World, far: SenderLists) -> None:

@@ -414,6 +414,17 @@ def test_a_cursor_that_expired_costs_a_new_beginning_and_tells_nothing_twice(
     assert "its place is lost, so the list is read anew" in told.notes[0]
 
 
+def test_a_page_that_is_refused_again_and_again_ends_the_run(
+    hooked: World, far: SenderLists
+) -> None:
+    far.add(EVENTS, *[paid(n, minutes_ago=500 - n) for n in range(150)])
+    far.instead = lambda path: error(400, code="odd") if "starting_after" in path else None
+
+    with pytest.raises(Stopped, match=r"400 Bad Request \(odd\)"):
+        run(hooked)
+    assert len(far.asked) <= 10
+
+
 def test_a_sender_that_repeats_a_page_for_ever_is_left(hooked: World, far: SenderLists) -> None:
     page = json.dumps({"data": [paid(1)], "has_more": True}).encode()
     far.instead = lambda path: (200, {}, page)
@@ -509,6 +520,12 @@ def test_github_is_asked_to_deliver_again_what_never_came(world: World, far: Sen
 
     assert sorted(far.again) == [f"{HOOK}/{10**15 + n}/attempts" for n in (3, 240)]
     assert (asked.counts.asked, asked.gap) == (2, 2)
+    gone = (422, {}, b"{}")
+    far.instead = lambda path: gone if path.endswith("/attempts") else None
+    refused, told = run(world, "github", apply=True)
+    assert (refused.gap, refused.counts.asked, len(told.notes)) == (2, 0, 2)
+    assert "guid-240 is not delivered again: " in told.notes[0] + told.notes[1]
+    far.instead = lambda path: None
     far.add(HOOK, sent(3, minutes_ago=0, id=5, redelivery=True))
     run(world, "github", apply=True)
     assert len(far.again) == 3, "the one on its way is not asked for once more"

@@ -1,7 +1,9 @@
 """The command that compares with the sender: its events, its objects, and what was paid."""
 
+import contextlib
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -164,14 +166,39 @@ def means_of(store: "Store", processor: "Processor", by: "By") -> "Means":
 
 
 class Teller:
-    """Tells what is found as it is found, and shows a bar on a terminal."""
+    """Tells what is found as it is found; where a bar is shown, once that is over."""
 
-    def __init__(self, as_json: bool, move: Callable[[int], None]) -> None:
+    def __init__(self, as_json: bool) -> None:
         self._as_json = as_json
-        self._move = move
+        self._move: Callable[[int], None] = lambda steps: None
         self._at = 0
+        self._held: list[Callable[[], None]] = []
+        self._holds = False
+
+    @contextlib.contextmanager
+    def bar(self, label: str) -> Iterator[None]:
+        self._holds = sys.stderr.isatty()
+        try:
+            with shared.progress(PROGRESS_WHOLE, label) as self._move:
+                yield
+        finally:
+            self._holds = False
+            for tell in self._held:
+                tell()
 
     def difference(self, one: "Difference") -> None:
+        self._say(lambda: self._print(one))
+
+    def note(self, words: str) -> None:
+        self._say(lambda: console.warn(words))
+
+    def _say(self, tell: Callable[[], None]) -> None:
+        if self._holds:
+            self._held.append(tell)
+        else:
+            tell()
+
+    def _print(self, one: "Difference") -> None:
         if self._as_json:
             found = msgspec.structs.asdict(one) | {"at": console.rfc3339(one.at_ms)}
             del found["at_ms"]
@@ -189,9 +216,6 @@ class Teller:
         self._move(at - self._at)
         self._at = at
 
-    def note(self, words: str) -> None:
-        console.warn(words)
-
 
 def compare_events(
     config: Path, source: "Source", means: "Means", asked: "Asked", as_json: bool
@@ -199,8 +223,8 @@ def compare_events(
     from receiver.pages import Stopped
     from receiver.reconcile import Run
 
-    with shared.progress(PROGRESS_WHOLE, f"reading {source.name}") as move:
-        teller = Teller(as_json, move)
+    teller = Teller(as_json)
+    with teller.bar(f"reading {source.name}"):
         try:
             result = Run(source, asked, means, teller).run()
         except Stopped as error:
@@ -266,8 +290,9 @@ def compare_books(
     from receiver.pages import Stopped
 
     asked = books.Asked(accounts, *period, apply)
-    with shared.progress(PROGRESS_WHOLE, f"reading {source.name}") as move:
-        comparison = books.Comparison(source, asked, means, Teller(as_json, move))
+    teller = Teller(as_json)
+    comparison = books.Comparison(source, asked, means, teller)
+    with teller.bar(f"reading {source.name}"):
         try:
             gap = comparison.run()
         except Stopped as error:
