@@ -14,6 +14,7 @@ from receiver.presets import BEARERS, Preset
 from receiver.samples import Sample, Wish
 from receiver.sending import Answer, Target
 from receiver.verify import Delivery, verify
+from store import inbox
 from store.database import snapshot
 from tests.keys import Keys, keys_of
 from tests.service import Service, services
@@ -48,11 +49,8 @@ class Place:
     def states(self, name: str) -> list[tuple[str, int]]:
         """State and redeliveries of each event that a source has."""
         with snapshot(self.service.database) as seen:
-            found = seen.db.execute(
-                "select state, duplicates from receiver_events where endpoint = ? order by id",
-                (name,),
-            ).fetchall()
-        return [(str(state), int(duplicates)) for state, duplicates in found]
+            rows = inbox.listed(seen, endpoint=name)
+        return [(row.state, row.duplicates) for row in reversed(rows)]
 
 
 def told(preset: Preset, word: str) -> tuple[int, str]:
