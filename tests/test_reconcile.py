@@ -520,7 +520,7 @@ def test_github_is_asked_to_deliver_again_what_never_came(world: World, far: Sen
 
     assert sorted(far.again) == [f"{HOOK}/{10**15 + n}/attempts" for n in (3, 240)]
     assert (asked.counts.asked, asked.gap) == (2, 2)
-    gone: list[Any] = (422, {}, b"{}")
+    gone: tuple[int, dict[str, str], bytes] = (422, {}, b"{}")
     far.instead = lambda path: gone if path.endswith("/attempts") else None
     refused, told = run(world, "github", apply=True)
     assert (refused.gap, refused.counts.asked, len(told.notes)) == (2, 0, 2)
