@@ -33,9 +33,6 @@ from tests.conftest import CONFIG, HANDLERS, NOW_MS, SECRETS, Clock, World, stri
 
 ROOT = Path(__file__).parents[1]
 PATIENCE_S = 30
-# What makes start-up slow.
-SERVER = {"starlette", "uvicorn", "uvloop", "httptools"}
-ENGINE = {"apsw", "msgspec", "jmespath"}
 
 Run = Callable[..., Result]
 
@@ -86,44 +83,7 @@ def only(result: Result) -> str:
     return line.removeprefix("receiver: ")
 
 
-def commands(group: click.Group, *path: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:
-    context = click.Context(group)
-    for name in group.list_commands(context):
-        command = group.get_command(context, name)
-        assert command is not None
-        if isinstance(command, click.Group):
-            yield from commands(command, *path, name)
-        else:
-            yield (*path, name), command
-
-
-EACH = [pytest.param(path, one, id=" ".join(path)) for path, one in commands(cli.main)]
-
-
 # Every command
-
-
-@pytest.mark.parametrize(("path", "command"), EACH)
-def test_every_command_has_help_with_an_example_of_itself(
-    path: tuple[str, ...], command: click.Command
-) -> None:
-    text, _, example = (command.help or "").partition("Example:")
-
-    assert text.strip()
-    words = shlex.split(example.split("\n")[1].strip(), comments=True)
-    assert tuple(words[: len(path) + 1]) == ("receiver", *path)
-
-
-@pytest.mark.parametrize(("path", "command"), EACH)
-def test_every_command_that_reads_the_config_takes_c(
-    path: tuple[str, ...], command: click.Command
-) -> None:
-    names = {option for parameter in command.params for option in parameter.opts}
-
-    assert {"-c", "--config"} <= names or path in [
-        *(("init",), ("demo",), ("version",), ("completion",), ("sources", "presets")),
-        ("alerts", "rules"),
-    ]
 
 
 @pytest.mark.parametrize("group", cli.MODULES)
@@ -155,40 +115,6 @@ def test_help_puts_every_command_in_a_section(run: Run) -> None:
 
     for name in cli.MODULES:
         assert re.search(rf"^  {name} ", shown, re.MULTILINE), name
-
-
-@pytest.mark.parametrize(
-    ("words", "absent"),
-    [
-        (["--version"], SERVER | ENGINE),
-        (["--help"], SERVER | ENGINE),
-        (["sources", "list"], SERVER),
-    ],
-    ids=" ".join,
-)
-def test_start_up_imports_no_more_than_it_needs(
-    tmp_path: Path, words: list[str], absent: set[str]
-) -> None:
-    configure(tmp_path)
-    program = (
-        "import sys, cli\n"
-        f"try: cli.main({words!r})\n"
-        "except SystemExit as end: assert not end.code\n"
-        "print(*sorted(name for name in sys.modules if '.' not in name), file=sys.stderr)\n"
-    )
-
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-    )
-
-    assert done.returncode == 0, done.stderr
-    assert "click" in done.stderr.split()
-    assert not absent & set(done.stderr.split())
 
 
 # Errors

@@ -22,8 +22,8 @@ README = (ROOT / "README.md").read_text()
 #: What would make start-up slow.
 SERVER = {"starlette", "uvicorn", "uvloop", "httptools"}
 ENGINE = {"apsw", "msgspec", "jmespath", "structlog", "prometheus_client", "urllib3"}
-#: Those that end only when told to, or take long: their examples are read, not run.
-LONG = {("serve",), ("work",), ("demo",), ("events", "tail"), ("send",)}
+#: Those that end only when told to, take long or ask a sender: their examples are read, not run.
+LONG = {("serve",), ("work",), ("demo",), ("events", "tail"), ("send",), ("reconcile",)}
 #: What examples name, so that they find something.
 EVENT = "evt_1NirD82eZvKYlo2C"
 
@@ -52,7 +52,8 @@ LISTINGS = [path for path in ALL if "--limit" in options_of(path)]
 
 def example_of(path: tuple[str, ...]) -> list[str]:
     """The words of a command's example, without `receiver`, and up to a redirection."""
-    _, _, example = (ALL[path].help or "").partition("Example:")
+    text, _, example = (ALL[path].help or "").partition("Example:")
+    assert text.strip()
     words = shlex.split(example.strip().splitlines()[0].removeprefix("sudo "), comments=True)
     ends = [words.index(one) for one in (">", "|", "<") if one in words]
     assert words[: len(path) + 1] == ["receiver", *path]
@@ -102,6 +103,13 @@ def test_every_example_is_right_usage(scratch: World, path: tuple[str, ...]) -> 
     ran = run(*words, typed="y\n")
     assert "unexpected" not in ran.stderr, ran.stderr
     assert ran.exit_code in (shared.FINE, shared.FOUND, shared.MISSING), ran.output
+
+
+@pytest.mark.parametrize("path", EACH)
+def test_every_command_that_reads_the_config_takes_c(path: tuple[str, ...]) -> None:
+    without = {("init",), ("demo",), ("version",), ("completion",), ("alerts", "rules")}
+
+    assert {"-c", "--config"} <= options_of(path) or path in without | {("sources", "presets")}
 
 
 @pytest.mark.parametrize("path", EACH)
@@ -161,7 +169,7 @@ def run(*words):
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         try: cli.main(words)
         except SystemExit: pass
-for path in %r:
+for path in [(), *%r]:
     run(*path, "--help")
 run("--version")
 print(*sorted(sys.modules))
@@ -173,7 +181,7 @@ print(*sorted(sys.modules))
 
 def test_no_help_imports_the_engine_and_no_listing_the_server(scratch: World) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", START % (list(ALL), LISTINGS)],
+        [sys.executable, "-c", START % (list(ALL), [*LISTINGS, ("sources", "list")])],
         cwd=scratch.folder,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,

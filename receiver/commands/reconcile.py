@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-import msgspec
 
 from receiver import console
 from receiver.commands import shared
@@ -200,6 +199,8 @@ class Teller:
 
     def _print(self, one: "Difference") -> None:
         if self._as_json:
+            import msgspec
+
             found = msgspec.structs.asdict(one) | {"at": console.rfc3339(one.at_ms)}
             del found["at_ms"]
             console.print_json(found)
@@ -220,6 +221,8 @@ class Teller:
 def compare_events(
     config: Path, source: "Source", means: "Means", asked: "Asked", as_json: bool
 ) -> int:
+    import msgspec
+
     from receiver.pages import Stopped
     from receiver.reconcile import Run
 
@@ -331,5 +334,7 @@ def words_of(sheet: "Sheet", line: "Line") -> str:
 
 
 def summary(sheet: "Sheet", workspace: str, line: "Line") -> dict[str, object]:
+    import msgspec
+
     about = {"what": "summary", "operation": sheet.operation, "objects_are": sheet.words}
     return about | {"workspace": workspace or None} | msgspec.structs.asdict(line)
