@@ -248,9 +248,7 @@ class Comparison:
 
     def _tried(self, rule: Rule, events: Sequence[Event]) -> list[_Judged | None]:
         """What the rule would do for each event; None where it does not apply. Nothing is kept."""
-        # Without its messages: only the amount is asked for.
-        bare = msgspec.structs.replace(rule, send=())
-        return self.means.write(lambda tx: [self._try(tx, bare, event) for event in events])
+        return self.means.write(lambda tx: [self._try(tx, rule, event) for event in events])
 
     def _try(self, tx: Tx, rule: Rule, event: Event) -> _Judged | None:
         if event.defect is not None or event.test:

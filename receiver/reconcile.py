@@ -264,7 +264,6 @@ class Run:
 
     def _end(self) -> Result:
         counts, place = self._total(), self._place
-        self.means.drain()
         rows = self.means.write(lambda tx: [inbox.by_row(tx, row) for row in place.left])
         still = [row for row in rows if row is not None and not self._is_done(row)]
         gap = counts.missing + counts.unfinished + counts.drifted + counts.unread

@@ -177,6 +177,7 @@ def test_every_difference_is_caught(kept: World, far: SenderLists) -> None:
     by_hand(kept, "in_gone")
     tell(kept, bill(far, 4))
     note(far, 1, "in_4")
+    owed = kept.query("select count(*) from receiver_outbox")
     message = "No such invoice; a similar object exists in live mode, but a test mode key was used"
     misplaced = error(404, code="resource_missing", message=message)
     far.instead = lambda path: misplaced if path.endswith("in_live") else None
@@ -203,6 +204,9 @@ def test_every_difference_is_caught(kept: World, far: SenderLists) -> None:
     assert total(comparison) == Line(objects=4, here=6, missing=1, extra=3, other=1)
     assert total(comparison, REFUND) == Line(objects=1, here=0, missing=1)
     assert gap == 6
+    # Nothing of what was tried is kept.
+    assert kept.balance() == 100 + 90 + 100 + 100 + 100 + 100
+    assert kept.query("select count(*) from receiver_outbox") == owed
     assert kept.query("select count(*) from receiver_events where origin = 'reconcile'") == [(0,)]
 
 
