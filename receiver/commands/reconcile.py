@@ -304,7 +304,7 @@ def compare_books(
     if not comparison.sheets:
         console.warn("no rule grants or takes back an amount for what this sender lists")
     if gap and not apply and not as_json:
-        next_step(f"what is missing: `receiver reconcile {source.name} --books --apply`", config)
+        next_step(f"`receiver reconcile {source.name} --books --apply`", config)
     return FOUND if gap else FINE
 
 
