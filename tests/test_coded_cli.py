@@ -96,7 +96,7 @@ def test_verify_inflates_a_body_as_the_server_would(run: Run, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("config", "sent", "words"),
     [
-        (GITHUB, gzip.compress(b"{}"), "set sources.x.gzip = true"),
+        (GITHUB, gzip.compress(b"{}", mtime=0), "set sources.x.gzip = true"),
         (GITHUB + "gzip = true\n", b"{}", "the body is not gzip"),
         (GITHUB + "gzip = true\n", gzip.compress(b" " * 2_000_000), "bytes unpacked"),
     ],
