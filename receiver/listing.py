@@ -44,9 +44,10 @@ _OBJECT_KEYS = (*_KEYS, "words", "on", "counted", "paid", "early_days", "one")
 
 DAYS_MAX = 3_650
 TYPES_MAX = 100
-#: Characters of a path, and of what stands for a page.
+#: Characters of a path, of what stands for a page, and of a header that links to it.
 PATH_CHARS_MAX = 500
 CURSOR_CHARS_MAX = 1_000
+LINK_CHARS_MAX = 4_000
 #: Items of one page that are looked at.
 ITEMS_MAX = 1_000
 DAY_MS = 86_400_000
@@ -226,7 +227,7 @@ def _text(path: Path, item: object) -> str:
 
 
 def _linked(header: str, parameter: str) -> str | None:
-    found = _NEXT.search(header)
+    found = _NEXT.search(header[:LINK_CHARS_MAX])
     if found is None:
         return None
     return next(iter(parse_qs(urlsplit(found[1]).query).get(parameter, ())), None)
@@ -322,15 +323,11 @@ def _cursor(reader: Described) -> Cursor | None:
     if source == "link":
         return Cursor(parameter, "link")
     kind, _, at = source.partition(":")
+    if kind not in ("item", "answer"):
+        reader.fail("cursor_from", "must be item:PATH, answer:PATH or link")
+        return None
     try:
-        compiled = Path.compile(at)
+        return Cursor(parameter, "item" if kind == "item" else "answer", Path.compile(at))
     except ValueError as error:
         reader.fail("cursor_from", str(error))
         return None
-    match kind:
-        case "item":
-            return Cursor(parameter, "item", compiled)
-        case "answer":
-            return Cursor(parameter, "answer", compiled)
-    reader.fail("cursor_from", "must be item:PATH, answer:PATH or link")
-    return None

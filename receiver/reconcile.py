@@ -203,13 +203,15 @@ class Run:
             read = self._total().listed
             minutes = (now_ms - started_ms) // 60_000
             self.tell.note(
-                f"goes on with the run that was cut off {minutes} min ago, {read} events read then"
+                f"goes on with the run that was cut off {minutes} min ago, {read} events read "
+                "then: what differed among them was told then"
             )
 
     def _start(self, tx: Tx, now_ms: int, since_ms: int) -> int | None:
         """Take up a run that was cut off, and return when it began; or begin one."""
         means, until_ms = self.means, self._until_ms(now_ms)
-        name, asked = self.source.name, str(self.asked)
+        # Under other rules other events would have been wanted.
+        name, asked = self.source.name, f"{self.asked} {self._patterns()}"
         found = reconciles.cut_off(tx, name, "events", asked, now_ms - RESUME_MS)
         if found is not None and self._is_free(found, now_ms):
             self.number = found.run
@@ -355,9 +357,13 @@ class Run:
 
     def _types(self) -> tuple[str, ...]:
         """The types that rules want, if all of them are named in full; none otherwise."""
+        patterns = self._patterns()
+        return () if any("*" in one for one in patterns) else patterns
+
+    def _patterns(self) -> tuple[str, ...]:
         rules = self.means.processor.settings.rules
-        patterns = [on for rule in rules if self.source.name in rule.sources for on in rule.on]
-        return () if any("*" in one for one in patterns) else tuple(dict.fromkeys(patterns))
+        wanted = [on for rule in rules if self.source.name in rule.sources for on in rule.on]
+        return tuple(dict.fromkeys(wanted))
 
     def _wanted(self, items: Iterable[object], window: Window) -> list[_Met]:
         """The events of the window that a rule wants, each once. Raises Unreadable."""
