@@ -44,6 +44,7 @@ scheme = "stripe"
 secrets = ["env:STRIPE_WEBHOOK_SECRET"]     # while rotating: the new one and the old one
 livemode = @LIVEMODE@
 # mode = "queued"                           # answered at once, and applied by the worker
+# api = { key = "env:STRIPE_API_KEY" }      # to find what never came: receiver reconcile stripe
 
 # Who a customer is: set client_reference_id to your own id for the tenant when you create the
 # Checkout Session. An invoice that comes first waits, parked, until the link is there. Of several

@@ -1,8 +1,11 @@
 """A table that describes a list: what is asked for, what is read, and what is wrong with it."""
 
+import contextlib
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from receiver.listing import Listing, Unreadable, parse, parse_books, path_problem
 from receiver.presets import PresetError, get, names, table
@@ -67,7 +70,7 @@ def test_what_is_wrong_with_books_is_told(books: dict[str, Any]) -> None:
 
 
 def test_the_sender_is_refused_with_every_problem_of_its_list() -> None:
-    stripe = table("stripe")
+    stripe: dict[str, Any] = dict(table("stripe"))
     stripe["api"]["events"] |= {"path": "x", "time": 7}
 
     with pytest.raises(PresetError) as error:
@@ -78,7 +81,8 @@ def test_the_sender_is_refused_with_every_problem_of_its_list() -> None:
 
 
 def test_every_shipped_list_is_sound() -> None:
-    listed = [name for name in names() if "events" in table(name).get("api", {})]
+    tables: dict[str, Any] = {name: table(name) for name in names()}
+    listed = [name for name in tables if "events" in tables[name].get("api", {})]
 
     assert listed == ["github", "paddle", "stripe"]
     for name in listed:
@@ -181,6 +185,31 @@ def test_what_is_no_time_is_refused(created: Any) -> None:
 def test_the_id_of_a_delivery_can_not_name_another_place(delivery: str) -> None:
     with pytest.raises(Unreadable):
         described(again="/{id}/attempts").again_path("/hooks", {"id": delivery})
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=9),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.sampled_from(["id", "created", "type", "data", "more", "d"]), inner)
+    ),
+    max_leaves=20,
+)
+
+
+@given(JSON, st.text(max_size=60))
+def test_whatever_a_sender_answers_is_read_or_refused(document: Any, link: str) -> None:
+    for source in ("item:id", "answer:data.id", "link"):
+        listing = described(
+            cursor="c", cursor_from=source, items="data", type="type", account="d", times="s"
+        )
+        with contextlib.suppress(Unreadable):
+            page = listing.page(document, {"link": link})
+            for item in page.items:
+                listing.item_id(item)
+                listing.item_type(item)
+                listing.item_account(item)
+                listing.time_ms(item)
 
 
 def test_the_path_of_a_list_is_a_path() -> None:
