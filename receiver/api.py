@@ -6,7 +6,7 @@ from urllib.parse import quote
 import msgspec
 
 from receiver import listing
-from receiver.described import Described, Fail
+from receiver.described import Described
 from receiver.destinations import HEADER_NAME, RESERVED_HEADERS
 from receiver.select import Condition, Path, Unjudgeable
 
@@ -63,16 +63,15 @@ class SenderApi(msgspec.Struct, frozen=True):
         return True if text.startswith(self.live_keys) else None
 
 
-def parse(table: object, fail: Fail) -> SenderApi:
-    """Check and compile the table; `fail` takes a key and what is wrong with it."""
-    reader = _Reader(table, "api", KEYS, fail)
-    values = reader.values
+def parse(reader: Described) -> SenderApi:
+    """Check and compile the table."""
+    reader.unknown(KEYS)
     return SenderApi(
-        base_url=reader.base_url(),
-        auth=reader.auth(),
-        account=reader.header("account"),
-        version=reader.header("version"),
-        headers=reader.headers(),
+        base_url=_base_url(reader),
+        auth=_auth(reader),
+        account=_header(reader, "account"),
+        version=_header(reader, "version"),
+        headers=_headers(reader),
         test_keys=reader.texts("test_keys"),
         live_keys=reader.texts("live_keys"),
         says=reader.path("says"),
@@ -81,11 +80,9 @@ def parse(table: object, fail: Fail) -> SenderApi:
         id=reader.path("id"),
         livemode=reader.path("livemode"),
         deleted=reader.condition("deleted"),
-        resources=reader.resources(),
-        events=listing.parse(values["events"], "api.events", fail) if "events" in values else None,
-        books=listing.parse_books(values["books"], "api.books", fail)
-        if "books" in values
-        else None,
+        resources=_resources(reader),
+        events=listing.parse(reader, "events"),
+        books=listing.parse_books(reader, "books"),
     )
 
 
@@ -107,51 +104,54 @@ def filled(path: str, resource_id: str) -> str:
     return path.replace("{id}", quote(resource_id, safe=""))
 
 
-class _Reader(Described):
-    def base_url(self) -> str | None:
-        found = self.text("base_url")
-        if found is not None and not found.startswith(("https://", "http://")):
-            self.fail("base_url", "is not the address of a web server; write https://host")
-        return None if found is None else found.rstrip("/")
+def _base_url(reader: Described) -> str | None:
+    found = reader.line("base_url")
+    if found is not None and not found.startswith(("https://", "http://")):
+        reader.fail("base_url", "is not the address of a web server; write https://host")
+    return None if found is None else found.rstrip("/")
 
-    def auth(self) -> str:
-        found = self.text("auth") or "bearer"
-        if found in ("bearer", "basic"):
-            return found
-        return self.header("auth") or "bearer"
 
-    def header(self, key: str) -> str | None:
-        """`header:NAME` as it is; the name is what the client needs."""
-        found = self.text(key)
-        if found is None:
-            return None
-        kind, _, name = found.partition(":")
-        if kind == "header" and HEADER_NAME.fullmatch(name) and name.lower() not in _OURS:
-            return name
-        self.fail(key, "must be header:NAME, and no header that is written anyway")
+def _auth(reader: Described) -> str:
+    found = reader.line("auth") or "bearer"
+    if found in ("bearer", "basic"):
+        return found
+    return _header(reader, "auth") or "bearer"
+
+
+def _header(reader: Described, key: str) -> str | None:
+    """`header:NAME` as it is; the name is what the client needs."""
+    found = reader.line(key)
+    if found is None:
         return None
+    kind, _, name = found.partition(":")
+    if kind == "header" and HEADER_NAME.fullmatch(name) and name.lower() not in _OURS:
+        return name
+    reader.fail(key, "must be header:NAME, and no header that is written anyway")
+    return None
 
-    def headers(self) -> dict[str, str]:
-        found = self.values.get("headers", {})
-        if isinstance(found, dict) and all(
-            HEADER_NAME.fullmatch(name)
-            and name.lower() not in _OURS
-            and isinstance(one, str)
-            and one.isascii()
-            and one.isprintable()
-            for name, one in found.items()
-        ):
-            return dict(found)
-        self.fail("headers", "must be a table of headers, each one line of ASCII")
+
+def _headers(reader: Described) -> dict[str, str]:
+    found = reader.table.get("headers", {})
+    if isinstance(found, dict) and all(
+        HEADER_NAME.fullmatch(name)
+        and name.lower() not in _OURS
+        and isinstance(one, str)
+        and one.isascii()
+        and one.isprintable()
+        for name, one in found.items()
+    ):
+        return dict(found)
+    reader.fail("headers", "must be a table of headers, each one line of ASCII")
+    return {}
+
+
+def _resources(reader: Described) -> dict[str, str]:
+    found = reader.table.get("resources", {})
+    if not isinstance(found, dict):
+        reader.fail("resources", 'must be a table of KIND = "/path/{id}"')
         return {}
-
-    def resources(self) -> dict[str, str]:
-        found = self.values.get("resources", {})
-        if not isinstance(found, dict):
-            self.fail("resources", 'must be a table of KIND = "/path/{id}"')
-            return {}
-        for kind, path in found.items():
-            problem = path_problem(path) if isinstance(path, str) else "must be a path"
-            if problem is not None:
-                self.fail(f"resources.{kind}", problem)
-        return {kind: path for kind, path in found.items() if isinstance(path, str)}
+    for kind, path in found.items():
+        problem = path_problem(path) if isinstance(path, str) else "must be a path"
+        if problem is not None:
+            reader.fail(f"resources.{kind}", problem)
+    return {kind: path for kind, path in found.items() if isinstance(path, str)}

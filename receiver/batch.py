@@ -2,14 +2,12 @@
 
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
+from receiver.described import Described
 from receiver.extract import Locator, look_up, without_bom
-
-if TYPE_CHECKING:
-    from receiver.presets import _Reader
 
 #: Elements of one delivery: all of them are one transaction.
 ELEMENTS_MAX = 3_000
@@ -130,7 +128,7 @@ def text_of(path: Path) -> str:
 # From the table of a sender.
 
 
-def parse(sender: "_Reader", *, event_id: Sequence[Locator], body_proved: bool) -> Batch | None:
+def parse(sender: Described, *, event_id: Sequence[Locator], body_proved: bool) -> Batch | None:
     """The sender's `batch` and what belongs to it; None where it sends single events.
 
     `event_id` are the places that its id is made of; `body_proved`: a good delivery proves its
@@ -154,7 +152,7 @@ def parse(sender: "_Reader", *, event_id: Sequence[Locator], body_proved: bool) 
     return batch
 
 
-def _check(sender: "_Reader", batch: Batch, event_id: Sequence[Locator], body_proved: bool) -> None:
+def _check(sender: Described, batch: Batch, event_id: Sequence[Locator], body_proved: bool) -> None:
     """What no single field can tell."""
     account = batch.account
     shared = any(place.kind in ("header", "path") for place in event_id)

@@ -13,7 +13,6 @@ from urllib.parse import SplitResult, parse_qsl, urlsplit
 import msgspec
 
 from receiver import (
-    api,
     caveats,
     letters,
     listing,
@@ -24,6 +23,7 @@ from receiver import (
     select,
     thresholds,
 )
+from receiver.api import SenderApi
 from receiver.destinations import (
     HEADER_NAME,
     RESERVED_HEADERS,
@@ -165,7 +165,7 @@ class Api(msgspec.Struct, frozen=True):
 
     key: bytes
     base_url: str
-    sender: api.SenderApi = api.SenderApi()
+    sender: SenderApi = SenderApi()
     # Of the API; the sender's own choice, if None.
     version: str | None = None
     # Where its events are listed; None: nowhere that is known.
@@ -525,8 +525,10 @@ class _Builder:
         body_gzip, keep_rejected = table.boolean("gzip"), table.boolean("keep_rejected")
         silence_s = thresholds.limit(table, "silence_s", thresholds.SECONDS_MAX)
         retention, certificates_url = _retention(table), _certificates_url(table, preset)
-        reach_by = None if preset and preset.by_certificate else self._api(table, livemode)
-        if preset is None or identity is None or mode is None:
+        if preset is None:
+            return None
+        reach_by = None if preset.by_certificate else self._api(table, preset.api, livemode)
+        if identity is None or mode is None:
             return None
         _warn_of(table, preset, livemode, url or public_url)
         _warn_of_names(table, preset, secrets)
@@ -560,12 +562,11 @@ class _Builder:
             silence_s=silence_s,
         )
 
-    def _api(self, source: Table, livemode: bool | None) -> Api | None:
+    def _api(self, source: Table, sender: SenderApi, livemode: bool | None) -> Api | None:
         table = source.table("api", _API_KEYS)
         if table is None:
             return None
         table.require("key", f"write {references.KINDS}")
-        sender = _sender_api(source)
         reference, version = table.text("key"), table.text("version")
         base_url = _url(table, "base_url") or sender.base_url
         if base_url is None and "base_url" not in table:
@@ -996,17 +997,7 @@ def _certificates_url(source: Table, preset: Preset | None) -> str | None:
     return None if table is None else _url(table, "base_url")
 
 
-def _sender_api(source: Table) -> api.SenderApi:
-    """What is known of the sender's API; what is wrong with it is said with the scheme."""
-    scheme = source.values.get("scheme")
-    if isinstance(scheme, str) and scheme in presets.names():
-        described: presets.Table = presets.table(scheme)
-    else:
-        described = scheme if isinstance(scheme, dict) else {}
-    return api.parse(described.get("api", {}), lambda key, what: None)
-
-
-def _events(table: Table, sender: api.SenderApi) -> str | None:
+def _events(table: Table, sender: SenderApi) -> str | None:
     """Where a source's events are listed: by the sender's data, or as the config names it."""
     path = table.text("events")
     if path is None:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Literal, cast
 
 import msgspec
 
+from receiver.described import Described
 from receiver.extract import Locator, Reading, form_values, parse_locator
 
 if TYPE_CHECKING:
-    from receiver.presets import _Reader
     from receiver.verify import Delivery, Secret
 
 #: Characters of a value that is sent back, or kept as a secret.
@@ -212,7 +212,7 @@ def _rendered(piece: Piece, request: Request, secret: "Secret | None", in_json: 
 # From the table of a sender.
 
 
-def parse(sender: "_Reader") -> tuple[Rule, ...]:
+def parse(sender: Described) -> tuple[Rule, ...]:
     """The sender's `handshakes`."""
     tables = sender.table.get("handshakes", [])
     if not isinstance(tables, list) or len(tables) > RULES_MAX:
@@ -223,7 +223,7 @@ def parse(sender: "_Reader") -> tuple[Rule, ...]:
     return tuple(rule for rule in rules if rule is not None)
 
 
-def _rule(reader: "_Reader") -> Rule | None:
+def _rule(reader: Described) -> Rule | None:
     reader.unknown(KEYS)
     when = _when(reader)
     method = next((c.value.decode() for c in when if c.place.text == "method"), "POST")
@@ -247,7 +247,7 @@ def _rule(reader: "_Reader") -> Rule | None:
     return None if reader.failed else rule
 
 
-def _check(reader: "_Reader", rule: Rule) -> None:
+def _check(reader: Described, rule: Rule) -> None:
     """What no single field can tell."""
     signs = any(piece.hmac for piece in rule.body)
     rules = [
@@ -272,7 +272,7 @@ def _check(reader: "_Reader", rule: Rule) -> None:
             reader.fail(key, what)
 
 
-def _when(reader: "_Reader") -> tuple[Condition, ...]:
+def _when(reader: Described) -> tuple[Condition, ...]:
     table = reader.table.get("when")
     if not isinstance(table, Mapping) or not table:
         reader.fail("when", 'must be a table, as in { "json:/type" = "url_verification" }')
@@ -281,7 +281,7 @@ def _when(reader: "_Reader") -> tuple[Condition, ...]:
     return tuple(condition for condition in found if condition is not None)
 
 
-def _condition(reader: "_Reader", text: str, wanted: object) -> Condition | None:
+def _condition(reader: Described, text: str, wanted: object) -> Condition | None:
     place = _place(reader, "when", text)
     if place is None:
         return None
@@ -310,7 +310,7 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str) and bool(value)
 
 
-def _headers(reader: "_Reader") -> tuple[tuple[str, tuple[Piece, ...]], ...]:
+def _headers(reader: Described) -> tuple[tuple[str, tuple[Piece, ...]], ...]:
     table = reader.table.get("headers", {})
     if not isinstance(table, Mapping):
         reader.fail("headers", 'must be a table, as in { "X-Name" = "{header:X-Name}" }')
@@ -321,7 +321,7 @@ def _headers(reader: "_Reader") -> tuple[tuple[str, tuple[Piece, ...]], ...]:
     return tuple((name, _template(reader, "headers", text)) for name, text in table.items())
 
 
-def _template(reader: "_Reader", key: str, text: object) -> tuple[Piece, ...]:
+def _template(reader: Described, key: str, text: object) -> tuple[Piece, ...]:
     if not isinstance(text, str) or not all(c.isascii() and c.isprintable() for c in text):
         reader.fail(key, "must be a text of printable ASCII")
         return ()
@@ -336,7 +336,7 @@ def _template(reader: "_Reader", key: str, text: object) -> tuple[Piece, ...]:
     return tuple(pieces)
 
 
-def _place(reader: "_Reader", key: str, text: object) -> Place | None:
+def _place(reader: Described, key: str, text: object) -> Place | None:
     if text == "method":
         return Place("method")
     if isinstance(text, str) and text.startswith("query:") and len(text) > len("query:"):

@@ -9,7 +9,7 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 import msgspec
 
 from receiver import described
-from receiver.described import Described, Fail
+from receiver.described import Described
 from receiver.select import Condition, Path, Template, Unjudgeable, key_text
 
 # The table `api.events` of senders/NAME.toml, and each one of `api.books.objects`. The list must
@@ -236,9 +236,13 @@ def _linked(header: str, parameter: str) -> str | None:
 # From the data
 
 
-def parse(table: object, where: str, fail: Fail) -> Listing | None:
-    """Check and compile one list; `fail` takes a key and what is wrong with it."""
-    return _listing(Described(table, where, _KEYS, fail))
+def parse(api: Described, key: str) -> Listing | None:
+    """Check and compile the list at a key; None where there is none."""
+    if key not in api.table:
+        return None
+    reader = api.inner(key, api.table[key])
+    reader.unknown(_KEYS)
+    return _listing(reader)
 
 
 def path_problem(path: str) -> str | None:
@@ -248,21 +252,24 @@ def path_problem(path: str) -> str | None:
     return "is not the path of a list; write one slash" if path.startswith("//") else None
 
 
-def parse_books(table: object, where: str, fail: Fail) -> Books | None:
+def parse_books(api: Described, key: str) -> Books | None:
     """The same of what is paid for."""
-    reader = Described(table, where, _BOOKS_KEYS, fail)
-    event, kinds = reader.template("event"), reader.values.get("objects", {})
+    if key not in api.table:
+        return None
+    reader = api.inner(key, api.table[key])
+    reader.unknown(_BOOKS_KEYS)
+    event, kinds = reader.template("event"), reader.table.get("objects", {})
     if event is None or not isinstance(kinds, dict):
         reader.fail("event", "is missing, or objects is no table")
         return None
-    found = {kind: _objects(one, f"{where}.objects.{kind}", fail) for kind, one in kinds.items()}
+    found = {kind: _objects(reader.inner(f"objects.{kind}", one)) for kind, one in kinds.items()}
     return Books(event, {kind: one for kind, one in found.items() if one is not None})
 
 
-def _objects(table: object, where: str, fail: Fail) -> Objects | None:
-    reader = Described(table, where, _OBJECT_KEYS, fail)
+def _objects(reader: Described) -> Objects | None:
+    reader.unknown(_OBJECT_KEYS)
     listing, on = _listing(reader), reader.texts("on")
-    words, one = reader.text("words"), reader.text("one")
+    words, one = reader.line("words"), reader.line("one")
     if words is None or one is None or not on:
         reader.fail("words", "is missing, or on, or one")
         return None
@@ -281,14 +288,14 @@ def _objects(table: object, where: str, fail: Fail) -> Objects | None:
 
 
 def _listing(reader: Described) -> Listing | None:
-    path, id_, time = reader.text("path"), reader.path("id"), reader.path("time")
+    path, id_, time = reader.line("path"), reader.path("id"), reader.path("time")
     problem = None if path is None else path_problem(path)
     if problem is not None:
         reader.fail("path", problem)
     if id_ is None or time is None:
         reader.fail("id", "is missing, or time")
         return None
-    times, again = reader.text("times") or "s", reader.text("again")
+    times, again = reader.line("times") or "s", reader.line("again")
     if times not in _TIMES:
         reader.fail("times", f"must be one of {', '.join(_TIMES)}")
     if again is not None and (not again.startswith("/") or again.count("{id}") != 1):
@@ -301,10 +308,10 @@ def _listing(reader: Described) -> Listing | None:
         items=reader.path("items"),
         cursor=_cursor(reader),
         more=reader.path("more"),
-        since=reader.text("since"),
-        until=reader.text("until"),
+        since=reader.line("since"),
+        until=reader.line("until"),
         times=times,
-        types=reader.text("types"),
+        types=reader.line("types"),
         types_max=reader.number("types_max", TYPES_MAX, TYPES_MAX),
         type=reader.path("type"),
         account=reader.path("account"),
@@ -315,7 +322,7 @@ def _listing(reader: Described) -> Listing | None:
 
 
 def _cursor(reader: Described) -> Cursor | None:
-    parameter, source = reader.text("cursor"), reader.text("cursor_from")
+    parameter, source = reader.line("cursor"), reader.line("cursor_from")
     if parameter is None or source is None:
         if (parameter is None) is not (source is None):
             reader.fail("cursor", "needs cursor_from, and the other way round")

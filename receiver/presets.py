@@ -4,10 +4,9 @@ import base64
 import binascii
 import contextlib
 import functools
-import math
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar, cast
@@ -15,8 +14,10 @@ from typing import Any, Literal, TypeVar, cast
 import msgspec
 
 from receiver import adyen, api, batch, handshakes, paypal, replies, twilio
+from receiver.api import SenderApi
 from receiver.batch import Batch
 from receiver.coded import Certificate, Coded, Verifier
+from receiver.described import Described
 from receiver.extract import Locator, parse_locator, parse_mask
 from receiver.handshakes import Rule
 from receiver.replies import Reply
@@ -230,7 +231,7 @@ class Preset(msgspec.Struct, frozen=True):
     batch: Batch | None = None
     # By the outcome's word; None where all are the usual ones.
     statuses: tuple[tuple[str, Reply], ...] | None = None
-
+    api: SenderApi = SenderApi()
     # The sender hands its secret over in a handshake.
     captures: bool = False
 
@@ -283,7 +284,7 @@ def get(name: str) -> Preset:
 
 def parse(table: Table, name: str = "custom") -> Preset:
     """Check and compile one table of the form above; PresetError lists every problem."""
-    sender = _Reader(table)
+    sender = Described(table)
     schemes = _schemes(sender)
     places: dict[str, Any] = {key: sender.locators(key) for key in _PLACES}
     livemode = _mode(sender)
@@ -295,8 +296,7 @@ def parse(table: Table, name: str = "custom") -> Preset:
         sender.attempt("volatile", parse_mask, path)
     told = _told(sender, name)
     talk = _talk(sender, schemes, places["event_id"])
-    if "api" in table:
-        api.parse(table["api"], sender.fail)
+    described = api.parse(sender.inner("api", table.get("api", {})))
     if sender.problems:
         raise PresetError(sender.problems)
     sources = [at for key in _PLACES for one in places[key] for at in one.places]
@@ -308,6 +308,7 @@ def parse(table: Table, name: str = "custom") -> Preset:
         payload=payload.encode() if payload is not None else None,
         volatile=volatile,
         forms=any(at.kind == "form" and at.pointer is None for at in sources),
+        api=described,
         **places,
         **told,
         **talk,
@@ -315,7 +316,7 @@ def parse(table: Table, name: str = "custom") -> Preset:
 
 
 def _talk(
-    sender: "_Reader", schemes: Sequence[Scheme], event_id: Sequence[Locator]
+    sender: Described, schemes: Sequence[Scheme], event_id: Sequence[Locator]
 ) -> dict[str, Any]:
     """How it talks: handshakes, batches and the answers that it wants."""
     rules = handshakes.parse(sender)
@@ -332,7 +333,7 @@ def _talk(
     }
 
 
-def _mode(sender: "_Reader") -> Mode | None:
+def _mode(sender: Described) -> Mode | None:
     value = sender.table.get("livemode")
     if not isinstance(value, Mapping):
         at = sender.locator("livemode")
@@ -349,7 +350,7 @@ def _mode(sender: "_Reader") -> Mode | None:
     return mode
 
 
-def _told(sender: "_Reader", name: str) -> dict[str, Any]:
+def _told(sender: Described, name: str) -> dict[str, Any]:
     """What people are told; nothing of it is used to judge a delivery."""
     return {
         "title": sender.text("title") or name,
@@ -362,7 +363,7 @@ def _told(sender: "_Reader", name: str) -> dict[str, Any]:
     }
 
 
-def _shape(sender: "_Reader") -> Shape | None:
+def _shape(sender: Described) -> Shape | None:
     if "secret_shape" not in sender.table:
         return None
     reader = sender.inner("secret_shape", sender.table["secret_shape"])
@@ -378,7 +379,7 @@ def _shape(sender: "_Reader") -> Shape | None:
     return Shape(matches, words)
 
 
-def _schemes(sender: "_Reader") -> list[Scheme]:
+def _schemes(sender: Described) -> list[Scheme]:
     if "schemes" not in sender.table:
         sender.unknown((*_SCHEME_KEYS, "schemes", *_SENDER_KEYS))
         return [_scheme(sender)]
@@ -387,7 +388,7 @@ def _schemes(sender: "_Reader") -> list[Scheme]:
     if not isinstance(tables, list) or not tables:
         sender.fail("schemes", "must be a list of tables, at least one")
         return []
-    readers = [_Reader(t, f"schemes[{i}].", sender.problems) for i, t in enumerate(tables)]
+    readers = [Described(t, f"schemes[{i}]", sender.problems) for i, t in enumerate(tables)]
     for reader in readers:
         reader.unknown(_SCHEME_KEYS)
     return [_scheme(reader) for reader in readers]
@@ -412,7 +413,7 @@ def _with_prefixes(schemes: Sequence[Scheme]) -> tuple[Scheme, ...]:
     )
 
 
-def _scheme(reader: "_Reader") -> Scheme:
+def _scheme(reader: Described) -> Scheme:
     algo = reader.choice("algo", (*HMACS, *PUBLIC_KEYS, *BEARERS, *CODED))
     if algo is None and "algo" not in reader.table:
         reader.fail("algo", "is missing; for example sha256")
@@ -442,7 +443,7 @@ def _scheme(reader: "_Reader") -> Scheme:
     return scheme
 
 
-def _derivations(reader: "_Reader") -> tuple[Derivation, ...]:
+def _derivations(reader: Described) -> tuple[Derivation, ...]:
     ways = []
     for text in reader.texts("secret") or ("utf8",):
         kind, _, prefix = text.partition(":")
@@ -474,7 +475,7 @@ def _placeholder(text: str) -> Part:
     raise ValueError(f"{{{text}}} is not known; write one of {', '.join(_PLACEHOLDERS)}")
 
 
-def _check_scheme(reader: "_Reader", scheme: Scheme) -> None:
+def _check_scheme(reader: Described, scheme: Scheme) -> None:
     """What no single field can tell."""
     given = reader.table
     if scheme.algo in CODED:
@@ -524,93 +525,6 @@ def _signature_rules(given: Table, scheme: Scheme) -> list[tuple[str, bool, str]
         ("ts", unsigned_ts, "proves nothing: {ts} is not signed"),
         ("ts_key", bool(scheme.ts_key and not scheme.has("ts")), "proves nothing: no {ts} signed"),
     ]
-
-
-class _Reader:
-    """Takes typed values out of a table, and collects what is wrong with them."""
-
-    def __init__(self, table: object, prefix: str = "", problems: list[str] | None = None) -> None:
-        self.prefix = prefix
-        self.problems = [] if problems is None else problems
-        self.table: Table = cast(Table, table) if isinstance(table, Mapping) else {}
-        self.failed = not isinstance(table, Mapping)
-        if self.failed:
-            self.problems.append(f"{prefix.removesuffix('.') or 'scheme'}: must be a table")
-
-    def inner(self, key: str, table: object) -> "_Reader":
-        return _Reader(table, f"{self.prefix}{key}.", self.problems)
-
-    def fail(self, key: str, what: str) -> None:
-        self.failed = True
-        self.problems.append(f"{self.prefix}{key}: {what}")
-
-    def unknown(self, known: Sequence[str]) -> None:
-        for key in self.table:
-            if key not in known:
-                self.fail(key, f"is not a known key{nearest_or_all(key, known)}")
-
-    def attempt(self, key: str, parse: Callable[[str], T], text: str) -> T | None:
-        try:
-            return parse(text)
-        except ValueError as error:
-            self.fail(key, str(error))
-            return None
-
-    def text(self, key: str) -> str | None:
-        value = self.table.get(key)
-        if value is None or (isinstance(value, str) and value):
-            return value
-        self.fail(key, "must be a text, not empty")
-        return None
-
-    def octets(self, key: str) -> bytes | None:
-        text = self.text(key)
-        return None if text is None else text.encode()
-
-    def texts(self, key: str) -> tuple[str, ...]:
-        value = self.table.get(key, [])
-        values = [value] if isinstance(value, str) else value
-        if isinstance(values, list) and all(isinstance(v, str) and v for v in values):
-            return tuple(values)
-        self.fail(key, "must be a text or a list of texts, none of them empty")
-        return ()
-
-    def choice(self, key: str, choices: Sequence[str]) -> str | None:
-        text = self.text(key)
-        if text is None or text in choices:
-            return text
-        self.fail(key, f"{text!r} must be one of {', '.join(choices)}")
-        return None
-
-    def truth(self, key: str) -> bool:
-        value = self.table.get(key, False)
-        if not isinstance(value, bool):
-            self.fail(key, "must be true or false")
-        return value is True
-
-    def value(self, key: str) -> str | bool:
-        value = self.table.get(key)
-        if isinstance(value, str | bool) and value != "":
-            return value
-        self.fail(key, "must be true, false or a text")
-        return ""
-
-    def seconds(self, key: str) -> float | None:
-        value = self.table.get(key)
-        if value is None:
-            return None
-        if type(value) in (int, float) and 0 < cast(float, value) < math.inf:
-            return cast(float, value)
-        self.fail(key, "must be a number of seconds above 0")
-        return None
-
-    def locator(self, key: str) -> Locator | None:
-        text = self.text(key)
-        return None if text is None else self.attempt(key, parse_locator, text)
-
-    def locators(self, key: str) -> tuple[Locator, ...]:
-        found = (self.attempt(key, parse_locator, text) for text in self.texts(key))
-        return tuple(locator for locator in found if locator is not None)
 
 
 class Key(msgspec.Struct, frozen=True):

@@ -1,12 +1,10 @@
 """What a sender wants to be told in place of the usual status and word."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import msgspec
 
-if TYPE_CHECKING:
-    from receiver.presets import _Reader
+from receiver.described import Described
 
 #: Characters of a body.
 BODY_CHARS_MAX = 99
@@ -25,7 +23,7 @@ class Reply(msgspec.Struct, frozen=True):
     body: str | None = None
 
 
-def parse(sender: "_Reader") -> tuple[tuple[str, Reply], ...] | None:
+def parse(sender: Described) -> tuple[tuple[str, Reply], ...] | None:
     """What is wanted, by the outcome's word; None where all is as usual."""
     table = sender.table.get("statuses")
     if table is None:
@@ -39,7 +37,7 @@ def parse(sender: "_Reader") -> tuple[tuple[str, Reply], ...] | None:
     return tuple((word, reply) for word, reply in replies if reply is not None)
 
 
-def _reply(reader: "_Reader", key: str) -> Reply | None:
+def _reply(reader: Described, key: str) -> Reply | None:
     value = reader.table[key]
     given = value if isinstance(value, Mapping) else {"status": value}
     status, body = given.get("status", 200), given.get("body")

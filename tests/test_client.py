@@ -7,12 +7,13 @@ import msgspec
 import pytest
 
 from receiver import client as clients
-from receiver.api import SenderApi as Described
-from receiver.api import parse
+from receiver import presets
+from receiver.api import KEYS, parse
+from receiver.api import SenderApi as SenderData
 from receiver.client import Client, Elsewhere, Found, Missing, Refused, Reply
 from receiver.config import Api
+from receiver.described import Described
 from receiver.destinations import Later, Never
-from receiver.presets import table
 from receiver.select import Unjudgeable
 from tests.conftest import NOW_MS
 from tests.far_side import unused_port
@@ -26,13 +27,6 @@ def wait(over: threading.Event) -> None:
     assert over.wait(10)
 
 
-def stripe() -> Described:
-    problems: list[str] = []
-    described = parse(table("stripe")["api"], lambda key, what: problems.append(f"{key} {what}"))
-    assert problems == []
-    return described
-
-
 @pytest.fixture
 def far() -> Iterator[SenderApi]:
     with sender_api() as api:
@@ -42,7 +36,9 @@ def far() -> Iterator[SenderApi]:
 
 @pytest.fixture
 def client(far: SenderApi) -> Iterator[Client]:
-    made = Client(Api(KEY.encode(), far.url, stripe(), "2025-03-31.basil"), livemode=False)
+    made = Client(
+        Api(KEY.encode(), far.url, presets.get("stripe").api, "2025-03-31.basil"), livemode=False
+    )
     yield made
     made.close()
 
@@ -82,7 +78,7 @@ def test_an_event_of_the_senders_own_account_names_none(far: SenderApi, client: 
 def test_a_key_is_shown_as_the_sender_wants(
     far: SenderApi, auth: str, header: str, value: str
 ) -> None:
-    described = parse({"auth": auth, "headers": {"X-Api": "1"}}, lambda key, what: None)
+    described = parse(Described({"auth": auth, "headers": {"X-Api": "1"}}))
     client = Client(Api(KEY.encode(), far.url, described))
 
     client.ask("GET", AT, now_ms=NOW_MS)
@@ -177,7 +173,7 @@ def test_what_would_refuse_all_the_others_too_says_so(
 
 
 def test_what_can_not_be_reached_is_asked_later() -> None:
-    client = Client(Api(b"k", f"http://127.0.0.1:{unused_port()}", stripe()))
+    client = Client(Api(b"k", f"http://127.0.0.1:{unused_port()}", presets.get("stripe").api))
 
     reply = ask(client)
 
@@ -213,7 +209,7 @@ def test_an_answer_that_does_not_come_ends_with_the_time_limit(
 
 
 def test_a_key_is_known_by_its_beginning() -> None:
-    described = stripe()
+    described = presets.get("stripe").api
 
     assert described.mode_of(b"sk_test_1") is False
     assert described.mode_of(b"rk_live_1") is True
@@ -224,13 +220,14 @@ def test_a_key_is_known_by_its_beginning() -> None:
     ("described", "problem"),
     [
         ("x", "api: must be a table"),
-        ({"auht": "bearer"}, "api.auht: is unknown (known here: base_url, auth"),
+        ({"auht": "bearer"}, "api.auht: is not a known key (did you mean auth?)"),
         ({"base_url": "ftp://a"}, "api.base_url: is not the address of a web server"),
-        ({"base_url": 1}, "api.base_url: must be one line of text"),
+        ({"base_url": 1}, "api.base_url: must be a text, not empty"),
         ({"auth": "token"}, "api.auth: must be header:NAME"),
         ({"auth": "header:Authorization"}, "api.auth: must be header:NAME, and no header that"),
         ({"headers": {"Host": "a"}}, "api.headers: must be a table of headers"),
-        ({"test_keys": "sk"}, "api.test_keys: must be a list of texts"),
+        ({"base_url": "https://a\n"}, "api.base_url: must be one line of text"),
+        ({"test_keys": [1]}, "api.test_keys: must be a text or a list of texts"),
         ({"says": "a["}, "api.says: 'a['"),
         ({"missing": {}}, "api.missing: needs at least one"),
         ({"resources": {"a": "b"}}, "api.resources.a: is not the path of a resource"),
@@ -239,14 +236,12 @@ def test_a_key_is_known_by_its_beginning() -> None:
     ],
 )
 def test_a_description_that_can_not_be_used_is_refused(described: object, problem: str) -> None:
-    problems: list[str] = []
+    reader = Described(described, "api")
 
-    parse(described, lambda key, what: problems.append(f"{key}: {what}"))
+    parse(reader)
 
-    assert any(one.startswith(problem) for one in problems), problems
+    assert any(one.startswith(problem) for one in reader.problems), reader.problems
 
 
 def test_a_description_has_the_same_fields_as_its_words() -> None:
-    from receiver.api import KEYS
-
-    assert set(KEYS) == {field.name for field in msgspec.structs.fields(Described)}
+    assert set(KEYS) == {field.name for field in msgspec.structs.fields(SenderData)}
