@@ -13,15 +13,15 @@ from receiver.check import Finding
 from receiver.config import ConfigError, Settings, Source, load, read
 from receiver.console import age, counted
 from receiver.machine import Site, Syncs, Unit
-from receiver.sources import tolerance_of
+from receiver.sources import idle, tolerance_of
 from store import backups, inbox, integrity, rejections, secrets
 from store.database import Snapshot, exists, snapshot
 from store.errors import StoreError
 from store.lock import is_served
 
 DAY_MS = 86_400_000
-#: A backup that is older needs a look, and a secret that proved nothing for so long can go.
-BACKUP_OLD_MS, SECRET_UNUSED_MS = 2 * DAY_MS, 7 * DAY_MS
+#: A backup that is older needs a look.
+BACKUP_OLD_MS = 2 * DAY_MS
 #: How far back clocks and bodies are looked at.
 RECENT_MS = 7 * DAY_MS
 #: Room that should be left beside the file, in bytes, and below which it is urgent.
@@ -210,7 +210,7 @@ def _machine(settings: Settings, asked: Machine, now_ms: int) -> Iterator[Findin
     for url, site in asked.sites.items():
         yield _site(url, site, now_ms)
     yield from _unsafe_urls(settings)
-    yield from _unit(asked.unit, settings)
+    yield from _unit(asked.unit)
     if exists(settings.database) and not is_served(settings.database):
         yield _warning("server: none runs on the database now: `receiver serve`")
 
@@ -277,7 +277,7 @@ def _unsafe_urls(settings: Settings) -> Iterator[Finding]:
             )
 
 
-def _unit(unit: Unit | None, settings: Settings) -> Iterator[Finding]:
+def _unit(unit: Unit | None) -> Iterator[Finding]:
     if unit is None:
         yield _warning(
             f"systemd: no {machine.UNIT} is installed here: without one nothing starts the server "
@@ -400,23 +400,24 @@ def _same_bodies(seen: Snapshot, now_ms: int) -> Iterator[Finding]:
 
 
 def _secrets(seen: Snapshot, source: Source, now_ms: int) -> Iterator[Finding]:
-    several = [one.reference for one in source.contract.secrets if not (one.account or one.name)]
-    if len(several) < 2:
-        return
-    used = {
-        one.reference: one.last_ms for one in secrets.last_used(seen) if one.source == source.name
-    }
-    recent = [name for name in several if used.get(name, 0) > now_ms - SECRET_UNUSED_MS]
+    uses = secrets.last_used(seen)
+    old = [one.reference for one in idle(source, uses)]
     where = f"sources.{source.name}.secrets"
+    for name in old:
+        yield _warning(f"{where}: {name} proved nothing for a day, and another did: take it out")
+    several = {one.reference for one in source.contract.signing if not one.account}.difference(old)
+    recent = [
+        one.reference
+        for one in uses
+        if one.source == source.name
+        and one.reference in several
+        and one.last_ms > now_ms - RECENT_MS
+    ]
     if len(recent) > 1:
         yield _warning(
             f"{where}: {' and '.join(recent)} are in use: finish the rotation at the sender, then "
             "take the old one out"
         )
-    elif recent:
-        for name in several:
-            if name not in recent:
-                yield _warning(f"{where}: {name} proved nothing for a week: take it out")
 
 
 # The checklist
@@ -452,12 +453,12 @@ def _checklist(
     )
     yield from _service_ticks(settings, asked)
     open_ = [one for one in findings if one.text.startswith("secrets: ") and one.level == "problem"]
-    idle = [one for one in findings if ".secrets: " in one.text]
+    unused = [one for one in findings if ".secrets: " in one.text]
     yield Tick(
         "secrets",
-        not open_ and not idle,
+        not open_ and not unused,
         "some are open to others, or no longer used"
-        if open_ or idle
+        if open_ or unused
         else "private, and all in use",
     )
 

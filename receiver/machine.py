@@ -68,8 +68,6 @@ class Unit(msgspec.Struct, frozen=True):
     """What the service manager says of the unit; `exposure` is 0 for none to 10."""
 
     active: bool
-    user: str
-    dynamic_user: bool
     restart: str
     output: str
     exposure: float | None
@@ -144,7 +142,7 @@ def ask_site(url: str, source: str) -> Site:
 
 def unit() -> Unit | None:
     """The installed unit, or None where there is none, or no systemd."""
-    names = ("LoadState", "ActiveState", "User", "DynamicUser", "Restart", "StandardError")
+    names = ("LoadState", "ActiveState", "Restart", "StandardError")
     text = _run("systemctl", "show", UNIT, "--property", ",".join(names))
     said = dict(line.split("=", 1) for line in (text or "").splitlines() if "=" in line)
     if said.get("LoadState") != "loaded":
@@ -152,8 +150,6 @@ def unit() -> Unit | None:
     judged = _EXPOSURE.search(_run("systemd-analyze", "security", "--no-pager", UNIT) or "")
     return Unit(
         active=said.get("ActiveState") == "active",
-        user=said.get("User", ""),
-        dynamic_user=said.get("DynamicUser") == "yes",
         restart=said.get("Restart", ""),
         output=said.get("StandardError", ""),
         exposure=float(judged[1]) if judged else None,

@@ -62,22 +62,14 @@ def idle(source: Source, uses: Sequence[SecretUse]) -> list[SecretUse]:
 
     `uses` may be those of all sources. One that was never used may be the one to come.
     """
-    last_ms = {one.reference: one.last_ms for one in uses if one.source == source.name}
+    own = {one.reference: one for one in uses if one.source == source.name}
+    signing = [one for one in source.contract.signing if one.reference in own]
     found = []
-    for secret in source.contract.signing:
-        since_ms = last_ms.get(secret.reference)
-        others_ms = [
-            last_ms[other.reference]
-            for other in source.contract.signing
-            if other.reference in last_ms
-            and (other.account, other.livemode) == (secret.account, secret.livemode)
-        ]
-        if since_ms is not None and max(others_ms) - since_ms >= IDLE_MS:
-            found += [
-                one
-                for one in uses
-                if (one.source, one.reference) == (source.name, secret.reference)
-            ]
+    for secret in signing:
+        use, bound = own[secret.reference], (secret.account, secret.livemode)
+        others = (one for one in signing if (one.account, one.livemode) == bound)
+        if max(own[one.reference].last_ms for one in others) - use.last_ms >= IDLE_MS:
+            found.append(use)
     return found
 
 

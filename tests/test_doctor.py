@@ -16,7 +16,7 @@ from store.rejections import skews
 from tests.command import Command, Ran
 from tests.conftest import CONFIG, SECRETS, World
 
-UNIT = Unit(True, "receiver", False, "always", "journal", 0.4)
+UNIT = Unit(True, "always", "journal", 0.4)
 WELL = Machine(Syncs(0.5, 1.0), {}, UNIT, True)
 
 
@@ -134,6 +134,12 @@ def rotate_half(world: World, folder: Path) -> None:
     world.store.write(lambda tx: secrets.used(tx, "stripe", "env:GITHUB", at, 1))
 
 
+def rotate_whole(world: World, folder: Path) -> None:
+    rotate(world, folder)
+    at = world.clock() + 2 * 86_400_000
+    world.store.write(lambda tx: secrets.used(tx, "stripe", "env:GITHUB", at, 1))
+
+
 def expired(skew_s: int) -> Cause:
     def run(world: World, folder: Path) -> None:
         statement = """
@@ -164,7 +170,7 @@ def expired(skew_s: int) -> Cause:
         (damage_backup, "problem", "run `receiver backup` now"),
         (age_backup, "warning", "that is long ago"),
         (remove_backup, "warning", "there is none"),
-        (rotate, "warning", "env:GITHUB proved nothing"),
+        (rotate_whole, "warning", "env:STRIPE proved nothing"),
         (rotate_half, "warning", "finish the rotation"),
         (expired(-900), "problem", "this machine's clock is behind"),
         (expired(900), "warning", "came up to 900 s old"),
@@ -192,6 +198,14 @@ def test_each_cause_is_found_with_what_to_do(
     assert ran.code == (level == "problem")
 
 
+def test_a_secret_that_is_still_to_come_into_use_is_not_to_be_taken_out(
+    world: World, receiver: Command
+) -> None:
+    rotate(world, world.folder)
+
+    assert "take" not in told(receiver("doctor"), "warning")
+
+
 @pytest.mark.parametrize(
     ("found", "level", "words"),
     [
@@ -199,7 +213,7 @@ def test_each_cause_is_found_with_what_to_do(
         (Machine(Syncs(0.001, 0.01), {}, UNIT, True), "warning", "unsafe"),
         (Machine(Syncs(1, 1), {}, None, True), "warning", "no receiver.service"),
         (
-            Machine(Syncs(1, 1), {}, Unit(False, "", False, "no", "journal", 9.6), True),
+            Machine(Syncs(1, 1), {}, Unit(False, "no", "journal", 9.6), True),
             "problem",
             "Restart=no",
         ),
@@ -327,13 +341,12 @@ def test_the_unit_is_read_from_what_systemctl_prints(
 ) -> None:
     script(
         tmp_path / "systemctl",
-        "LoadState=loaded\nActiveState=active\nUser=app\n"
-        "DynamicUser=no\nRestart=always\nStandardError=inherit\n",
+        "LoadState=loaded\nActiveState=active\nUser=app\nRestart=always\nStandardError=inherit\n",
     )
     script(tmp_path / "systemd-analyze", "Overall exposure level for receiver.service: 1.1 OK\n")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
 
-    assert machine.unit() == Unit(True, "app", False, "always", "inherit", 1.1)
+    assert machine.unit() == Unit(True, "always", "inherit", 1.1)
 
 
 def script(path: Path, printed: str) -> None:
