@@ -102,7 +102,6 @@ class Client:
         *,
         account: str = "",
         now_ms: int,
-        body: bytes | None = None,
         bytes_max: int | None = None,
     ) -> Reply:
         """One request; `target` is the path behind the base URL, with its query."""
@@ -111,7 +110,7 @@ class Client:
             answer = route.begin(
                 method,
                 route.target.rstrip("/") + target,
-                body,
+                None,
                 self._headers(account),
                 TIMEOUT_S,
             )

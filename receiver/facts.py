@@ -250,7 +250,7 @@ def _of_the_machine(facts: Facts, settings: Settings) -> Iterator[Finding]:
 def _of_senders(facts: Facts, settings: Settings) -> Iterator[Finding]:
     least = settings.alerts.reconcile_gap
     for run in facts.reconciles:
-        if least is not None and (run.gap or 0) >= least:
+        if least is not None and run.gap >= least:
             words = f"the last reconcile found {run.gap} missing"
             yield Finding("reconcile-gap", run.source, words, f"receiver reconcile {run.source}")
     for source in settings.sources.values():

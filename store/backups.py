@@ -42,7 +42,7 @@ def last(snapshot: Snapshot) -> Backup | None:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is in a whole copy. `last_event` is the largest row number, 0 for none.
+    """What is in a whole copy.
 
     `faults` are books that do not balance and references that lead nowhere: the copy is as the
     file was.
@@ -52,10 +52,8 @@ class Facts:
     has_checksum: bool
     version: int
     events: int
-    last_event: int
     last_event_ms: int | None
     entries: int
-    pending_messages: int
     foreign_tables: tuple[str, ...]
     faults: tuple[str, ...]
 
@@ -92,22 +90,14 @@ def _facts(seen: Snapshot, path: Path, has_checksum: bool) -> Facts:
         schema.refuse_newer(version)
     except NewerFile as error:
         raise StoreError(f"{path}: {error}") from error
-    count, last, last_ms = next(
-        seen.db.execute(
-            "select count(*), coalesce(max(id), 0), max(received_ms) from receiver_events"
-        )
-    )
+    count, last_ms = next(seen.db.execute("select count(*), max(received_ms) from receiver_events"))
     return Facts(
         bytes=path.stat().st_size,
         has_checksum=has_checksum,
         version=version,
         events=count,
-        last_event=last,
         last_event_ms=last_ms,
         entries=_count(seen, "select count(*) from receiver_ledger"),
-        pending_messages=_count(
-            seen, "select count(*) from receiver_outbox where state = 'pending'"
-        ),
         foreign_tables=tuple(integrity.foreign_tables(seen)),
         faults=(*integrity.book_faults(seen), *integrity.foreign_key_faults(seen)),
     )

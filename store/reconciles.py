@@ -8,12 +8,12 @@ from store.database import Snapshot, Tx
 
 @dataclass(frozen=True, slots=True)
 class Reconcile:
-    """One run; `gap` and `ended_ms` are None while it is under way, or when it was cut off."""
+    """One run that is complete; `gap` is what was still missing after it."""
 
     source: str
     started_ms: int
-    ended_ms: int | None
-    gap: int | None
+    ended_ms: int
+    gap: int
     note: str
 
 
@@ -107,13 +107,13 @@ def end(tx: Tx, run: int, gap: int, note: str = "") -> None:
     assert tx.db.changes() == 1, "only a run that began can end"
 
 
-def last(snapshot: Snapshot, source: str, about: str = "events") -> Reconcile | None:
-    """The newest run of a source that was complete."""
+def last(snapshot: Snapshot, source: str) -> Reconcile | None:
+    """The newest complete comparison of a source's events."""
     values = snapshot.db.execute(
         """
         select source, started_ms, ended_ms, gap, note from receiver_reconciles
-        where source = ? and about = ? and ended_ms is not null order by id desc limit 1
+        where source = ? and about = 'events' and ended_ms is not null order by id desc limit 1
         """,
-        (source, about),
+        (source,),
     ).fetchone()
     return None if values is None else Reconcile(*values)
