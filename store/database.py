@@ -225,10 +225,6 @@ class Store:
         """Be the server on this file until it is closed; False if another process is."""
         return self._lock.serve()
 
-    def overwrite_deleted(self) -> None:
-        """Let what is deleted on this connection be overwritten with zeros."""
-        self.db.execute("pragma secure_delete = on")
-
     def empty_wal(self) -> bool:
         """Move the -wal into the file and cut it to nothing; False while readers need it."""
         deadline = time.monotonic() + EMPTY_S
@@ -488,6 +484,10 @@ def _prepare(db: apsw.Connection) -> None:
     # The founder's own tables may declare foreign keys; an effect must not break them.
     db.execute("pragma foreign_keys = on")
     db.execute("pragma temp_store = memory")
+    # On each connection that writes: a row that grows, or a page that is split, leaves behind
+    # what stood there, and whoever deletes the row later does not reach that any more.
+    # https://www.sqlite.org/pragma.html#pragma_secure_delete
+    db.execute("pragma secure_delete = on")
     # Else SQLite plans anew whenever a parameter changes that it once looked at: many times the
     # cost of the statements that run after each commit. sqlite3_db_config(3)
     db.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)

@@ -370,7 +370,6 @@ def redact_all(
     from receiver import retention
     from receiver.operate import Declined
 
-    store.overwrite_deleted()
     done = 0
     with progress(len(rows), "Emptying") as advance:
         for row in rows:
