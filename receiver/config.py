@@ -435,11 +435,12 @@ class _Builder:
 
     def _database(self, top: Table) -> Path:
         named = top.file("database", self.directory)
-        if named is not None:
-            return named
-        # systemd names several, with colons between, where a unit has several.
-        state = self.environment.get("STATE_DIRECTORY", "").partition(":")[0]
-        return (Path(state) if state else self.directory) / "receiver.db"
+        if named is None:
+            # systemd names several, with colons between, where a unit has several.
+            state = self.environment.get("STATE_DIRECTORY", "").partition(":")[0]
+            named = (Path(state) if state else self.directory) / "receiver.db"
+        # The -wal is beside the file, and the disk is the file's, not those of a link to it.
+        return Path(os.path.realpath(named)) if named.is_symlink() else named
 
     def _read_env_file(self, top: Table, env_file: Path) -> None:
         try:

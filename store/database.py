@@ -168,7 +168,8 @@ class Store:
     """The open file. One thread at a time may use it."""
 
     def __init__(self, path: Path, clock: Callable[[], int]) -> None:
-        self.path = str(path)
+        # SQLite keeps the -wal and the -shm beside the file itself, not beside a link to it.
+        self.path = os.path.realpath(path)
         self.clock = clock
         # Before the file is opened: a restore must not replace it meanwhile.
         self._lock = _lock(path)

@@ -481,6 +481,15 @@ def test_the_database_is_in_the_state_directory_of_systemd(tmp_path: Path) -> No
     assert named.database == tmp_path / "a.db"
 
 
+def test_a_database_that_is_a_link_is_the_file_that_it_leads_to(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "a.db").symlink_to("disk/real.db")
+
+    found = taken(tmp_path, 'database = "a.db"' + SOURCE)
+
+    assert found.database == tmp_path / "disk" / "real.db"
+
+
 def test_the_environment_of_the_process_is_the_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,7 @@
 """Group commit on the event loop: shared fsyncs, separate fates."""
 
 import asyncio
+import contextlib
 import functools
 import os
 import sys
@@ -204,6 +205,27 @@ def test_a_replaced_wal_means_nothing_more_is_acknowledged(store: Store, tmp_pat
 
     assert len(fatal) == 1
     assert "was replaced" in fatal[0]
+
+
+def test_a_replaced_wal_is_seen_where_the_database_is_named_by_a_link(
+    store: Store, tmp_path: Path
+) -> None:
+    """SQLite keeps the -wal beside the file: beside the link there is none to look at."""
+    (tmp_path / "elsewhere").mkdir()
+    link = tmp_path / "elsewhere" / "linked.db"
+    link.symlink_to(store.path)
+    fatal: list[str] = []
+
+    async def use(writer: Writer) -> None:
+        await writer.submit(noting("before"))
+        os.rename(store.path + "-wal", tmp_path / "stolen")
+        with pytest.raises(Unavailable):
+            await writer.submit(noting("after"))
+
+    with contextlib.closing(Store.open(link, store.clock)) as linked:
+        with_writer(linked, use, fatal=fatal)
+
+    assert len(fatal) == 1
 
 
 def test_a_replaced_database_means_nothing_more_is_acknowledged(
