@@ -15,7 +15,7 @@ from store import audit, backups, copies, integrity
 from store.backups import Facts, Lost
 from store.database import Tx, exists, snapshot
 from store.errors import NewerFile, StoreError
-from store.replace import replace
+from store.replace import alone, replace
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -66,15 +66,17 @@ def carry_out(plan: Plan, source: BinaryIO, now_ms: int) -> Path | None:
     if aside.exists():
         raise Declined(f"{aside}: is there already; try again in a second")
     part = database.with_name(f".{database.name}.restoring")
-    try:
-        _bring(source, part, _mode_of(database))
-        # By the checksum of the backup, if there is one: it may have changed since the plan.
-        backups.examine(part, named=plan.backup)
-        return aside if replace(database, part, aside) else None
-    except OSError as error:
-        raise StoreError(f"{part}: can't be written: {error.strerror}") from error
-    finally:
-        part.unlink(missing_ok=True)
+    # From the first byte on: two restores at once would write to the same part.
+    with alone(database):
+        try:
+            _bring(source, part, _mode_of(database))
+            # By the checksum of the backup, if there is one: it may have changed since the plan.
+            backups.examine(part, named=plan.backup)
+            return aside if replace(database, part, aside) else None
+        except OSError as error:
+            raise StoreError(f"{part}: can't be written: {error.strerror}") from error
+        finally:
+            part.unlink(missing_ok=True)
 
 
 def note(tx: Tx, plan: Plan, aside: Path | None, by: By) -> None:

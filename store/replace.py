@@ -18,15 +18,31 @@ _BUSY_MS = 1_000
 _BESIDE = ("-wal", "-shm", "-journal")
 
 
+@contextlib.contextmanager
+def alone(database: Path) -> Iterator[None]:
+    """Keep every other process of ours away from the database. Raises StoreError if one has it."""
+    try:
+        lock = Lock(database)
+    except OSError as error:
+        raise StoreError(f"{database}: can't be replaced: {error.strerror}") from error
+    with contextlib.closing(lock):
+        if not lock.alone():
+            raise StoreError(
+                f"{database}: is in use by a server, a worker or another command: stop it first "
+                "(`systemctl stop receiver`)"
+            )
+        yield
+
+
 def replace(database: Path, part: Path, aside: Path) -> bool:
     """Put `part`, a durable file in the same folder, in the place of the database.
 
     What was there is kept as `aside`; False if nothing was. The name `database` stands for one
-    of the two at any moment, also after a power cut. Raises StoreError, with nothing changed,
-    while any process has the database open.
+    of the two at any moment, also after a power cut. Only while it is ours `alone`. Raises
+    StoreError, with nothing changed, while any other program has the database open.
     """
     try:
-        with _alone(database):
+        with _untouched(database):
             # Where SQLite could not read the file, these are left, and part of it.
             for suffix in _BESIDE:
                 with contextlib.suppress(FileNotFoundError):
@@ -34,9 +50,7 @@ def replace(database: Path, part: Path, aside: Path) -> bool:
             there = database.exists()
             if there:
                 os.link(database, aside)
-            copies.sync(database.parent)
-            part.replace(database)
-            copies.sync(database.parent)
+            _take_place(database, part, aside)
             return there
     except OSError as error:
         raise StoreError(f"{database}: can't be replaced: {error.strerror}") from error
@@ -44,19 +58,24 @@ def replace(database: Path, part: Path, aside: Path) -> bool:
         raise StoreError(f"{database}: can't be replaced: {error}") from error
 
 
+def _take_place(database: Path, part: Path, aside: Path) -> None:
+    try:
+        copies.sync(database.parent)
+        part.replace(database)
+    except BaseException:
+        # Under two names the file would have two -wals, each without the other's commits.
+        aside.unlink(missing_ok=True)
+        raise
+    copies.sync(database.parent)
+
+
 @contextlib.contextmanager
-def _alone(database: Path) -> Iterator[None]:
-    with contextlib.closing(Lock(database)) as lock:
-        if not lock.alone():
-            raise StoreError(
-                f"{database}: is in use by a server, a worker or another command: stop it first "
-                "(`systemctl stop receiver`)"
-            )
-        if not database.exists():
-            yield
-            return
-        with contextlib.closing(apsw.Connection(str(database))) as db, _exclusive(database, db):
-            yield
+def _untouched(database: Path) -> Iterator[None]:
+    if not database.exists():
+        yield
+        return
+    with contextlib.closing(apsw.Connection(str(database))) as db, _exclusive(database, db):
+        yield
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from receiver.config import load
 from store import copies
 from store.database import Store, Tx, snapshot
 from store.errors import StoreError
+from store.replace import alone, replace
 from tests.command import Command
 from tests.conftest import World
 from tests.service import (
@@ -428,6 +429,34 @@ def test_a_file_that_any_program_has_open_is_not_replaced(
         other.terminate()
     reopen(world)
     assert world.state("evt_1") == "done"
+
+
+def test_a_second_restore_at_once_leaves_alone_what_the_first_one_writes(
+    world: World, receiver: Command, made: Path
+) -> None:
+    database = Path(world.store.path)
+    world.store.close()
+    part = database.with_name(f".{database.name}.restoring")
+    part.write_bytes(b"of the first one")
+    with alone(database):
+        ran = receiver("restore", str(made), "--yes")
+
+    assert ran.code == 1
+    assert "in use" in ran.err
+    assert part.read_bytes() == b"of the first one"
+    reopen(world)
+
+
+def test_a_restore_that_fails_leaves_the_file_one_name(world: World, tmp_path: Path) -> None:
+    """By a second name it would have a second -wal, and each program would miss the other's."""
+    database, aside = Path(world.store.path), tmp_path / "aside"
+    world.store.close()
+
+    with pytest.raises(StoreError, match="can't be replaced"):
+        replace(database, tmp_path / "missing", aside)
+
+    assert not aside.exists()
+    reopen(world)
 
 
 def test_a_file_with_the_apps_tables_is_not_replaced(
