@@ -4,6 +4,7 @@ import base64
 import binascii
 import contextlib
 import functools
+import itertools
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -286,6 +287,12 @@ def parse(table: Table, name: str = "custom") -> Preset:
     """Check and compile one table of the form above; PresetError lists every problem."""
     sender = Described(table)
     schemes = _schemes(sender)
+    if not _kept_apart(schemes):
+        sender.fail(
+            "schemes",
+            "a public key is no secret: where one of them takes one, each needs a "
+            '`secret = "base64:PREFIX"` with a prefix of its own',
+        )
     places: dict[str, Any] = {key: sender.locators(key) for key in _PLACES}
     livemode = _mode(sender)
     key = sender.texts("key")
@@ -392,6 +399,17 @@ def _schemes(sender: Described) -> list[Scheme]:
     for reader in readers:
         reader.unknown(_SCHEME_KEYS)
     return [_scheme(reader) for reader in readers]
+
+
+def _kept_apart(schemes: Sequence[Scheme]) -> bool:
+    """Whether no secret of a scheme that anyone may know could be the key of another scheme."""
+    known = [scheme for scheme in schemes if scheme.algo in (*PUBLIC_KEYS, "paypal")]
+    private = [scheme for scheme in schemes if scheme not in known and scheme.algo != "none"]
+    return not any(
+        one.prefix.startswith(other.prefix) or other.prefix.startswith(one.prefix)
+        for public, secret in itertools.product(known, private)
+        for one, other in itertools.product(public.secret, secret.secret)
+    )
 
 
 def _with_prefixes(schemes: Sequence[Scheme]) -> tuple[Scheme, ...]:

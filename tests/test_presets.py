@@ -297,3 +297,34 @@ def test_a_sender_that_does_not_sign_needs_no_secret() -> None:
 
 def test_a_key_is_not_shown() -> None:
     assert "whsec" not in repr(presets.keys(presets.get("stripe").schemes[0], b"whsec_x"))
+
+
+PUBLIC: Table = {"sig": "header:X-Ed", "algo": "ed25519", "enc": "hex", "signed": "{body}"}
+
+
+@pytest.mark.parametrize(
+    ("secret", "public"),
+    [
+        ("utf8", "hex"),
+        ("base64:whsec_", "hex"),
+        ("base64:whsec_", "base64"),
+        ("base64", "base64:whpk_"),
+        (["base64:whsec_", "utf8"], "base64:whpk_"),
+        ("base64:wh", "base64:whpk_"),
+        ("base64:whpk_", "base64:whpk_"),
+    ],
+)
+def test_a_public_key_can_never_be_the_key_of_an_hmac(secret: object, public: str) -> None:
+    hmac = {key: value for key, value in CUSTOM.items() if key != "event_id"} | {"secret": secret}
+    table = {"schemes": [hmac, {**PUBLIC, "secret": public}], "event_id": "json:/id"}
+
+    (problem,) = problems_of(table)
+
+    assert problem.startswith("schemes: a public key is no secret")
+
+
+def test_schemes_whose_secrets_differ_by_their_prefixes_may_stand_together() -> None:
+    hmac = {key: value for key, value in CUSTOM.items() if key != "event_id"}
+    schemes = [{**hmac, "secret": "base64:whsec_"}, {**PUBLIC, "secret": "base64:whpk_"}]
+
+    assert len(parse({"schemes": schemes, "event_id": "json:/id"}).schemes) == 2
