@@ -244,6 +244,14 @@ class Reading:
             return [v for n, v in self.headers if v and n.startswith(name[:-1])]
         return [v for n, v in self.headers if n == name and v]
 
+    def has(self, locator: Locator) -> bool:
+        """Whether something stands there; a header with an empty value does, too."""
+        if locator.kind != "header":
+            return bool(self.raw(locator))
+        if locator.name.endswith(b"*"):
+            return any(name.startswith(locator.name[:-1]) for name, _ in self.headers)
+        return any(name == locator.name for name, _ in self.headers)
+
     def _root(self, locator: Locator) -> object:
         if locator.kind == "json" or locator.name == self.payload:
             return (self._document or self.document).value

@@ -168,9 +168,12 @@ def answer(rule: Rule, request: Request, secret: "Secret | None", *, armed: bool
 
 
 def _holds(condition: Condition, request: Request) -> bool:
-    if condition.kind == "absent":
-        return not _is_there(condition.place, request)
+    at = condition.place.at
+    if condition.kind == "absent" and at is not None:
+        return not request.reading.has(at)
     values = request.values(condition.place)
+    if condition.kind == "absent":
+        return not values
     if condition.kind == "there":
         return bool(values)
     if condition.kind == "is":
@@ -183,13 +186,6 @@ def _holds(condition: Condition, request: Request) -> bool:
         if secret.name == name and secret.value
     ]
     return any(found)
-
-
-def _is_there(place: Place, request: Request) -> bool:
-    """A header with an empty value is there, too."""
-    if place.at is not None and place.at.kind == "header":
-        return any(name == place.at.name for name, _ in request.reading.headers)
-    return bool(request.values(place))
 
 
 def _render(

@@ -502,6 +502,15 @@ def test_a_weaker_scheme_is_not_used_beside_the_stronger_header(value: bytes) ->
     assert refusal(contract, delivery_of(b'{"id":1}', [token, ("S", value)]))
 
 
+def test_a_weaker_scheme_is_not_used_beside_any_of_several_stronger_headers() -> None:
+    strong = {**SHAPES["bare hex sha1"], "sig": "header:S-*"}
+    weak = {"sig": "header:Token", "algo": "token", "only_if_absent": "header:S-*"}
+    contract = contract_of(parse({"schemes": [strong, weak], "event_id": "json:/id"}))
+
+    assert event_of(contract, delivery_of(b'{"id":1}', [("Token", KEY)])).event_id == "1"
+    assert refusal(contract, delivery_of(b'{"id":1}', [("Token", KEY), ("S-2", b"wrong")]))
+
+
 @pytest.mark.parametrize("algo", ["ed25519", "ecdsa-p256-sha256"])
 @pytest.mark.parametrize("enc", ["hex", "base64"])
 def test_public_keys_verify_what_only_the_sender_can_sign(algo: str, enc: str) -> None:
