@@ -89,6 +89,8 @@ class Proof(msgspec.Struct, frozen=True):
     # Where its id is, and which of these places are signed.
     places: tuple[Locator, ...]
     ids: tuple[Locator, ...]
+    # Of a form, only the field that holds the JSON is signed.
+    payload_alone: bool
 
 
 class Check(msgspec.Struct, frozen=True):
@@ -216,6 +218,7 @@ def verify(
     if preset.batch is not None and preset.batch.each_signed:
         return _each_proved(contract, delivery, reading)
     proof, secret = _authenticate(contract, delivery, reading, certificates)
+    reading = _proved(reading, proof)
     if preset.handshakes:
         greeting = _greeted(contract, delivery, reading, secret, verified=True)
         if greeting is not None:
@@ -273,6 +276,7 @@ def _verdict_unverified(contract: Contract, delivery: Delivery, why: str) -> Ver
     greeting = _greeted(contract, delivery, reading)
     if greeting is not None:
         return _verdict_greeting(greeting)
+    reading = _proved(reading, contract.proof)
     if contract.preset.batch is not None:
         return _verdict(
             "unverified", _split(contract, delivery, reading, contract.proof, None), why
@@ -375,7 +379,22 @@ def _proof(preset: Preset, schemes: Sequence[Scheme]) -> Proof:
     accounts = proved(preset.account)
     claimed = tuple(at for at in preset.account if at not in accounts)
     places = preset.ids(schemes[0]) if len(schemes) == 1 else preset.event_id
-    return Proof(accounts, claimed, places, proved(places))
+    alone = all(scheme.has("payload") and not scheme.has("body") for scheme in schemes)
+    return Proof(accounts, claimed, places, proved(places), alone)
+
+
+def _proved(reading: Reading, proof: Proof) -> Reading:
+    """What of the body is signed.
+
+    How the rest of a form is written, and what else it holds, is up to whoever sends it.
+    """
+    payload = reading.payload
+    if not proof.payload_alone or not payload or not reading.body.startswith(payload + b"="):
+        return reading
+    signed = form_values(reading.body, payload)[0]
+    return Reading(
+        reading.headers, signed, payload, reading.forms, reading.url, reading.received_ms
+    )
 
 
 def _keys(scheme: Scheme, secret: Secret) -> tuple[Key, ...]:

@@ -569,6 +569,20 @@ def test_the_payload_of_a_form_can_be_what_is_signed() -> None:
     assert event_of(contract_of(preset), plain).document == {"a": 1}
 
 
+def test_of_a_form_whose_payload_is_signed_nothing_else_counts() -> None:
+    places = {"event_id": "body", "event_type": "json:/a", "account": "form:account"}
+    table = {**SHAPES["bare hex sha1"], "signed": "{payload}", "payload": "payload"} | places
+    contract = contract_of(parse(table))
+    signature = ("S", hmac.new(KEY, b'{"a":1}', "sha1").hexdigest())
+    bodies = (b'{"a":1}', b"payload=%7B%22a%22%3A1%7D", b"payload=%7b%22a%22:1%7d&account=other")
+
+    events = [event_of(contract, delivery_of(body, [signature])) for body in bodies]
+
+    for event in events:
+        assert (event.body, event.account, event.content_type) == (b'{"a":1}', "", "json")
+        assert event == events[0]
+
+
 # What the event says.
 
 
