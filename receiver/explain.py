@@ -242,7 +242,16 @@ def _with_plain_keys(contract: Contract) -> Contract:
 
 def _urls(contract: Contract, delivery: Delivery) -> Iterator[Finding]:
     for url in variations.urls(delivery.url, delivery.headers):
-        if _matches(contract, msgspec.structs.replace(delivery, url=url)):
+        if not _matches(contract, msgspec.structs.replace(delivery, url=url)):
+            continue
+        if contract.preset.in_path:
+            # The URL that is right ends in the secret.
+            yield Finding(
+                "url-differs",
+                "the secret is right but not at the end of the path as it stands in the config: "
+                "let the proxy pass the path on as it is",
+            )
+        else:
             ours, theirs = urlsplit(delivery.url), urlsplit(url)
             parts = ("scheme", "netloc", "path", "query")
             names = ("scheme", "host or port", "path", "query")

@@ -214,6 +214,27 @@ def test_a_delivery_that_belongs_to_another_source_is_recognised() -> None:
 
 
 @pytest.mark.parametrize(
+    ("path", "headers"),
+    [
+        ("/webhooks/shop/%74he-secret-in-the-url", {}),
+        ("/webhooks/shop", {"x-original-uri": "/webhooks/shop/the-secret-in-the-url"}),
+    ],
+)
+def test_a_secret_in_a_url_that_was_rewritten_is_never_told(
+    path: str, headers: dict[str, str]
+) -> None:
+    secrets = (Secret("env:SHOP", b"the-secret-in-the-url"),)
+    contract = Contract("shop", "shop", presets.get("gumroad"), secrets)
+    pairs = tuple((name.encode(), value.encode()) for name, value in headers.items())
+    url = f"https://hooks.example.com{path}"
+
+    found = only(explain(contract, Delivery("POST", url, pairs, b"sale_id=1", NOW_MS)))
+
+    assert found.cause == "url-differs"
+    assert "secret-in-the-url" not in found.words
+
+
+@pytest.mark.parametrize(
     ("seen", "headers", "differs"),
     [
         ("http://hooks.example.com/webhooks/sender", {}, "(scheme differ)"),
