@@ -164,6 +164,11 @@ def _by_reason(settings: Settings, request: Request) -> Finding:
             )
         case "unavailable":
             words = f"nothing could be written ({detail}), so it was answered 503: it comes again"
+        case "certificate":
+            words = (
+                f"{detail}: it was answered 503, so it comes again; if that does not end, the log "
+                "says why the certificate can't be had, or give it as a secret named cert_pem"
+            )
         case "encoding":
             words = detail
         case _:

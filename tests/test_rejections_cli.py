@@ -178,6 +178,7 @@ def test_a_stale_one_says_which_clock_is_off(world: World, command: Command) -> 
 @pytest.mark.parametrize(
     ("reason", "detail", "words"),
     [
+        ("certificate", "the certificate at https://a/b is not known yet", "comes again"),
         ("unknown", "/webhooks/strip", "did you mean stripe"),
         ("too-large", "more than 9 bytes", "server.body_bytes_max"),
         ("address", "192.0.2.7 is not in sources.stripe.allow_ips", "server.trusted_proxies"),

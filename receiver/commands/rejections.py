@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 
 HEADINGS = ("rejection", "last", "source", "reason", "times", "detail")
 REASONS = (
-    *("bad-signature", "expired", "unknown", "too-large", "encoding", "address", "unavailable"),
+    *("bad-signature", "expired", "unknown", "too-large", "encoding", "address", "certificate"),
+    "unavailable",
 )
 
 
