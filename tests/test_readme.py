@@ -1,4 +1,4 @@
-"""The README's six questions: each command is run, and prints what the README shows."""
+"""The README: each of the six questions prints what it shows, and its blocks are whole."""
 
 import re
 import shlex
@@ -83,3 +83,10 @@ def alike(output: str) -> str:
     ):
         output = re.sub(pattern, word, output, flags=re.MULTILINE)
     return output.strip()
+
+
+def test_each_block_is_closed() -> None:
+    marks = re.findall(r"^```(.*)$", README, re.MULTILINE)
+
+    assert all(marks[::2]), "a block begins with its language"
+    assert not any(marks[1::2]), "a block goes on where the next one begins"
