@@ -1738,6 +1738,21 @@ def _check_alerts(
                 f"{error}; an alert has no event, so write {{_alert.text}} there, "
                 "or name a destination of its own",
             )
+            return
+        if not _tells_alerts(destinations[alerts.to]):
+            report.warning(
+                "alerts.to",
+                f"what destinations.{alerts.to} sends would not say what is wrong; write "
+                "{_alert.text} there, or {_alert.text || _event.type} to send events there, too",
+            )
+
+
+def _tells_alerts(destination: Destination) -> bool:
+    """Whether its messages say of an alert which one it is."""
+    match destination:
+        case Http(json=None) | Command():
+            return True  # the whole alert is sent
+    return any(path.uses_own("_alert") for path in _message_paths(destination))
 
 
 def _unknown_names(rule: Rule, destination: Destination | None) -> Iterator[str]:

@@ -405,6 +405,18 @@ def test_a_destination_that_needs_an_event_is_refused_for_alerts(
     world.configure(CONFIG + 'json = { content = "{_alert.text}", kind = "{_event.type}" }\n')
 
 
+def test_a_destination_that_would_not_say_what_is_wrong_is_warned_of(world: World) -> None:
+    def warnings(json: str) -> str:
+        world.configure(CONFIG + json)
+        return "\n".join(world.processor.settings.warnings)
+
+    assert "alerts.to: what destinations.team sends would not say" in warnings(
+        'json = { text = "{_event.type}" }\n'
+    )
+    assert "alerts.to" not in warnings('json = { text = "{_alert.text || _event.type}" }\n')
+    assert "alerts.to" not in warnings("")
+
+
 def test_a_mail_says_what_its_templates_take_from_the_alert(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
