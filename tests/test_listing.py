@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from receiver.described import Described
 from receiver.listing import Listing, Unreadable, parse, parse_books, path_problem
 from receiver.presets import PresetError, get, names, table
 from receiver.presets import parse as parse_preset
@@ -15,34 +16,34 @@ LEAST: dict[str, Any] = {"path": "/v1/events", "id": "id", "time": "created"}
 
 
 def described(**more: Any) -> Listing:
-    problems: list[str] = []
-    found = parse(LEAST | more, "api.events", lambda key, what: problems.append(f"{key} {what}"))
-    assert problems == []
+    api = Described({"events": LEAST | more}, "api")
+    found = parse(api, "events")
+    assert api.problems == []
     assert found is not None
     return found
 
 
 def problems_of(**more: Any) -> list[str]:
-    problems: list[str] = []
-    parse(LEAST | more, "api.events", lambda key, what: problems.append(f"{key} {what}"))
-    return problems
+    api = Described({"events": LEAST | more}, "api")
+    parse(api, "events")
+    return api.problems
 
 
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"id": None}, "api.events.id is missing"),
-        ({"path": "v1/events"}, "api.events.path is not the path of a list"),
+        ({"id": None}, "api.events.id: is missing"),
+        ({"path": "v1/events"}, "api.events.path: is not the path of a list"),
         ({"path": "//elsewhere/x"}, "write one slash"),
-        ({"path": "/v1/events?limit=1"}, "api.events.path is not the path"),
-        ({"cursor": "after"}, "api.events.cursor needs cursor_from"),
+        ({"path": "/v1/events?limit=1"}, "api.events.path: is not the path"),
+        ({"cursor": "after"}, "api.events.cursor: needs cursor_from"),
         ({"cursor": "after", "cursor_from": "id"}, "must be item:PATH, answer:PATH or link"),
         ({"cursor": "after", "cursor_from": "item:]"}, "api.events.cursor_from"),
         ({"times": "min"}, "must be one of s, ms, iso"),
-        ({"again": "attempts"}, "api.events.again has no {id}"),
-        ({"days": -1}, "api.events.days must be a whole number"),
-        ({"query": {"limit": 100}}, "api.events.query must be a table of texts"),
-        ({"pages": 1}, "api.events.pages is unknown"),
+        ({"again": "attempts"}, "api.events.again: has no {id}"),
+        ({"days": -1}, "api.events.days: must be a whole number"),
+        ({"query": {"limit": 100}}, "api.events.query: must be a table of texts"),
+        ({"pages": 1}, "api.events.pages: is not a known key"),
     ],
 )
 def test_what_is_wrong_with_a_list_is_told_with_its_key(more: dict[str, Any], words: str) -> None:
@@ -62,11 +63,11 @@ def test_what_is_wrong_with_a_list_is_told_with_its_key(more: dict[str, Any], wo
     ],
 )
 def test_what_is_wrong_with_books_is_told(books: dict[str, Any]) -> None:
-    problems: list[str] = []
+    api = Described({"books": books}, "api")
 
-    parse_books(books, "api.books", lambda key, what: problems.append(f"{key} {what}"))
+    parse_books(api, "books")
 
-    assert problems != []
+    assert api.problems != []
 
 
 def test_the_sender_is_refused_with_every_problem_of_its_list() -> None:
