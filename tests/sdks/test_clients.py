@@ -156,7 +156,11 @@ def test_every_payload_example_of_github_is_taken_as_json_and_as_a_form(
                         ("X-Hub-Signature-256", signature),
                     ],
                 )
-                assert (answer.status, answer.body) == (200, b"done\n"), (event, kind)
+                # A ping is a handshake: it is answered and leaves no event.
+                word = b"ignored" if event == "ping" else b"done"
+                assert (answer.status, answer.body.strip()) == (200, word), (event, kind)
         states = dict(service.rows("select state, count(*) from receiver_events group by 1"))
 
-    assert states == {"done": 2 * len(examples)}
+    pings = [event for event, _ in examples if event == "ping"]
+    assert pings
+    assert states == {"done": 2 * (len(examples) - len(pings))}
