@@ -13,6 +13,7 @@ from store import (
     alerts,
     backups,
     counts,
+    fetches,
     inbox,
     outbox,
     reconciles,
@@ -73,6 +74,9 @@ class Facts:
     events: Mapping[str, int]
     oldest_event_ms: int | None
     oldest_message_ms: int | None
+    #: Fetches of current state that are pending or dead.
+    fetches: Mapping[str, int]
+    oldest_fetch_ms: int | None
     #: Since when the work that is due longest has been due.
     due_ms: int | None
     messages: tuple[Owed, ...]
@@ -121,6 +125,8 @@ def look(snapshot: Snapshot, settings: Settings, now_ms: int, disk: Disk) -> Fac
         events=counts.events(snapshot),
         oldest_event_ms=counts.oldest_event_ms(snapshot),
         oldest_message_ms=counts.oldest_message_ms(snapshot),
+        fetches=fetches.tally(snapshot),
+        oldest_fetch_ms=fetches.oldest_ms(snapshot),
         due_ms=min((one for one in due if one is not None), default=None),
         messages=tuple(counts.messages(snapshot)),
         oldest_alert_ms=counts.oldest_message_ms(snapshot, alerts=True),
@@ -172,11 +178,13 @@ def _stuck(facts: Facts, settings: Settings) -> Iterator[Finding]:
     for what, oldest_ms, command in (
         ("event", facts.oldest_event_ms, "receiver events list --state pending"),
         ("message", facts.oldest_message_ms, "receiver outbox list --state pending"),
+        ("fetch", facts.oldest_fetch_ms, "receiver resources list --pending"),
     ):
         limit_s = limits.oldest_unfinished_s
         if limit_s is not None and oldest_ms is not None and now_ms - oldest_ms > limit_s * 1000:
             words = f"the oldest {what} that is still pending came {age(now_ms - oldest_ms)}"
-            yield Finding("oldest-unfinished", f"{what}s", words, command)
+            subject = "fetches" if what == "fetch" else f"{what}s"
+            yield Finding("oldest-unfinished", subject, words, command)
     if limits.parked_too_long_s is not None and facts.parked_too_long:
         many = counted(facts.parked_too_long, "event")
         words = f"{many} parked for more than {span(limits.parked_too_long_s * 1000)}"
@@ -185,10 +193,11 @@ def _stuck(facts: Facts, settings: Settings) -> Iterator[Finding]:
 
 def _given_up(facts: Facts, settings: Settings) -> Iterator[Finding]:
     limits, events = settings.alerts, facts.events
-    dead, review = facts.owed("dead"), facts.owed("review")
+    dead, review, unread = facts.owed("dead"), facts.owed("review"), facts.fetches.get("dead", 0)
     for name, subject, limit, count, noun, command in (
         ("dead", "events", limits.dead, events["dead"], "dead event", "events list --state dead"),
         ("dead", "messages", limits.dead, dead, "dead message", "outbox list --state dead"),
+        ("dead", "fetches", limits.dead, unread, "unread resource", "resources list --pending"),
         ("quarantined", "", limits.quarantined, events["quarantined"], "quarantined event", ""),
         ("conflicts", "", limits.conflicts, facts.conflicts, "open conflict", "conflicts list"),
         ("review", "", limits.review, review, "uncertain message", "outbox list --state review"),

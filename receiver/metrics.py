@@ -163,6 +163,12 @@ def _of_messages(looked: Looked, settings: Settings) -> Iterator["Metric"]:
         ("destination", "state"),
         _named(owed, known),
     )
+    yield _gauges(
+        "receiver_fetches",
+        "Fetches of current state that are not made, by state.",
+        ("state",),
+        [((state,), looked.facts.fetches.get(state, 0)) for state in ("pending", "dead")],
+    )
     yield _counter(
         "receiver_sends",
         "Attempts at messages by how they ended.",

@@ -252,6 +252,18 @@ def tally(snapshot: Snapshot) -> dict[str, int]:
     )
 
 
+def oldest_ms(snapshot: Snapshot) -> int | None:
+    """Since when the oldest fetch that is still pending is owed."""
+    found = snapshot.db.execute(
+        """
+        select wanted_ms from receiver_fetches
+        where state in ('pending', 'dead') and state = 'pending' order by id limit 1
+        """
+    ).get
+    assert found is None or isinstance(found, int), "the column is an integer"
+    return found
+
+
 def _one(
     snapshot: Snapshot, statement: str, parameters: dict[str, object] | tuple[object, ...]
 ) -> Fetch | None:

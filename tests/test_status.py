@@ -128,10 +128,11 @@ def fill(tx: Tx, events: int) -> None:
         insert into receiver_events (
           source, account, event_id, endpoint, type, state, duplicates, attempts,
           by_worker, received_ms, stored_ms, answer, settled_ms, secret, content_type, body_sha256,
-          id_signed, request_id)
+          id_signed, request_id, origin)
         select 'stripe', '', 'evt_' || n, 'stripe', 'invoice.paid',
           case when n % 1000 then 'done' else 'quarantined' end, 0, 1,
-          0, n, n, 'done', iif(n % 1000, n, null), 'env:STRIPE', 'json', zeroblob(32), 1, 'r'
+          0, n, n, 'done', iif(n % 1000, n, null), 'env:STRIPE', 'json', zeroblob(32), 1, 'r',
+          'delivery'
         from numbers
         """,
         (events,),

@@ -11,12 +11,13 @@ from receiver import facts, watch
 from receiver.config import ConfigError, load
 from receiver.facts import Disk
 from receiver.watch import FLAP_MS, GATHER_MS, HOUR_MS, Watch
-from store import alerts, backups, inbox, outbox, parked, reconciles, rejections, tallies
+from store import alerts, backups, fetches, inbox, outbox, parked, reconciles, rejections, tallies
 from store.backups import Backup
 from store.database import Tx
 from store.operations import Key
 from store.parked import Fact
 from store.rejections import Request
+from store.resources import Name
 from store.tallies import What
 from tests.conftest import CONFIG, SECRETS, World
 
@@ -150,6 +151,14 @@ def conflict(tx: Tx) -> None:
     )
 
 
+def a_fetch(tx: Tx, state: str = "pending") -> None:
+    fetches.want(tx, Name("stripe", "", "subscription", "sub_1"), "stripe", None)
+    if state == "dead":
+        tx.db.execute(
+            "update receiver_fetches set state = 'dead', settled_ms = 1, next_attempt_ms = null"
+        )
+
+
 def reconcile(tx: Tx, gap: int = 4) -> None:
     reconciles.end(tx, reconciles.begin(tx, "stripe"), gap)
 
@@ -176,6 +185,9 @@ def settle_all(tx: Tx) -> None:
         "next_attempt_ms = null where operation <> 'alert'"
     )
     tx.db.execute("update receiver_conflicts set resolved_ms = 1")
+    tx.db.execute(
+        "update receiver_fetches set state = 'done', settled_ms = 1, next_attempt_ms = null"
+    )
 
 
 def do(*acts: Callable[[Tx], Any]) -> Callable[[Tx], None]:
@@ -193,12 +205,14 @@ def failed(tx: Tx) -> None:
 
 
 #: What opens an alert, how long after; what closes it, how long after.
-CAUSES = [
+CAUSES: list[tuple[str, Callable[[Tx], Any], int, Callable[[Tx], Any], int]] = [
     ("oldest-unfinished events", lambda tx: an_event(tx, "pending"), 900_001, settle_all, 0),
     ("oldest-unfinished messages", lambda tx: a_message(tx, "pending"), 900_001, settle_all, 0),
+    ("oldest-unfinished fetches", a_fetch, 900_001, settle_all, 0),
     ("parked-too-long", park, 0, settle_all, 0),
     ("dead events", lambda tx: an_event(tx, "dead"), 0, settle_all, 0),
     ("dead messages", lambda tx: a_message(tx, "dead"), 0, settle_all, 0),
+    ("dead fetches", lambda tx: a_fetch(tx, "dead"), 0, settle_all, 0),
     ("quarantined", lambda tx: an_event(tx, "quarantined"), 0, settle_all, 0),
     ("conflicts", conflict, 0, settle_all, 0),
     ("review", lambda tx: a_message(tx, "review"), 0, settle_all, 0),

@@ -134,6 +134,7 @@ def as_object(now: "Facts", found: "Iterable[Finding]") -> dict[str, object]:
             {"destination": one.destination, "state": one.state, "messages": one.messages}
             for one in now.messages
         ],
+        "fetches": dict(now.fetches),
         "parked_too_long": now.parked_too_long,
         "conflicts": now.conflicts,
         "same_body": now.same_body,
@@ -184,6 +185,8 @@ def _fields(now: "Facts") -> Iterator[tuple[str, console.Cell]]:
     yield "lag", console.age(_lag_ms(now)).removesuffix(" ago") if _lag_ms(now) else "none"
     unsent = (f"{one.messages} {one.state} to {one.destination}" for one in now.messages)
     yield "messages", ", ".join(unsent) or "all sent"
+    if now.fetches:
+        yield "fetches", ", ".join(f"{count} {state}" for state, count in now.fetches.items())
     yield "conflicts", f"{now.conflicts} open"
     if now.same_body:
         yield "same body", f"{counted(now.same_body, 'event')} came again under another id"
