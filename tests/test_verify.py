@@ -664,6 +664,17 @@ def test_a_signed_message_cut_at_another_place_is_refused() -> None:
     )
 
 
+def test_a_time_and_a_body_that_are_cut_at_another_place_are_refused() -> None:
+    contract = contract_of(
+        parse({**SHAPES["bare hex sha1"], "signed": "{ts}{body}", "ts": "header:T"})
+    )
+    signature = ("S", hmac.new(KEY, b'1760000000{"id":1}', "sha1").hexdigest())
+
+    assert event_of(contract, delivery_of(b'{"id":1}', [signature, ("T", "1760000000")]))
+    assert refusal(contract, delivery_of(b'0{"id":1}', [signature, ("T", "176000000")]))
+    assert refusal(contract, delivery_of(b'760000000{"id":1}', [signature, ("T", "1")]))
+
+
 def test_an_id_is_signed_only_if_no_header_could_have_come_before_it() -> None:
     table = SHAPES["bare hex sha1"]
     signed_first = parse({**table, "event_id": ["json:/id", "header:I"]})
