@@ -17,6 +17,9 @@ from store.database import Snapshot
 #: What is made beside the database where the config names no folder.
 FOLDER = "backups"
 
+#: What SQLite, and we, keep beside the database.
+_RESERVED = ("-wal", "-shm", "-journal", "-lock")
+
 _STAMP = re.compile(r"\d{8}T\d{9}Z")
 
 
@@ -47,9 +50,16 @@ def target_of(settings: Settings, named: Path | None, now_ms: int) -> Path:
         except OSError as error:
             raise Declined(f"{folder}: can't be made: {error.strerror}; name another") from error
         target = folder / _name(settings, now_ms)
+    if _is_beside(settings, target):
+        raise Declined(f"{target}: is a name that SQLite has a use for; name another")
+    refuse_taken(target)
+    return target
+
+
+def refuse_taken(target: Path) -> None:
+    """Raises Declined where something is there already."""
     if target.exists():
         raise Declined(f"{target}: is there already, and not overwritten; name another")
-    return target
 
 
 def make(seen: Snapshot, target: Path, now_ms: int, advance: Callable[[int], None]) -> Made:
@@ -66,9 +76,30 @@ def make(seen: Snapshot, target: Path, now_ms: int, advance: Callable[[int], Non
     return Made(copy.path, now_ms, replace(facts[0], has_checksum=True))
 
 
-def older(settings: Settings, made: Path, keep: int) -> list[Path]:
-    """Backups of this database in the same folder beyond the newest `keep`; never `made`."""
-    others = [path for path in made.parent.iterdir() if is_ours(settings, path) and path != made]
+def sweep(settings: Settings, folder: Path) -> None:
+    """Remove what backups of this name left that were killed. Only in our `copies.turn`."""
+    for part in folder.glob(".*.part"):
+        named = part.name.removeprefix(".").removesuffix(".part")
+        if is_ours(settings, folder / named.removesuffix(copies.CHECKSUM_SUFFIX)):
+            part.unlink(missing_ok=True)
+    for beside in folder.glob(f"*{copies.CHECKSUM_SUFFIX}"):
+        copy = beside.with_name(beside.name.removesuffix(copies.CHECKSUM_SUFFIX))
+        if is_ours(settings, copy) and not copy.exists():
+            beside.unlink(missing_ok=True)
+
+
+def older(settings: Settings, made: Made, keep: int) -> list[Path]:
+    """Backups of this database in the same folder beyond the newest `keep`; never `made`.
+
+    Another one's may have the same names there, as when each is a receiver.db.
+    """
+    others = [
+        path
+        for path in made.path.parent.iterdir()
+        if is_ours(settings, path)
+        and path != made.path
+        and backups.made_ms(path) == made.facts.made_ms
+    ]
     others.sort(key=lambda path: path.name, reverse=True)
     return others[max(keep - 1, 0) :]
 
@@ -87,6 +118,11 @@ def is_ours(settings: Settings, path: Path) -> bool:
     stem, suffix = settings.database.stem, settings.database.suffix
     middle = path.name.removeprefix(f"{stem}-").removesuffix(suffix)
     return path.name == f"{stem}-{middle}{suffix}" and _STAMP.fullmatch(middle) is not None
+
+
+def _is_beside(settings: Settings, target: Path) -> bool:
+    reserved = [f"{settings.database.name}{suffix}" for suffix in _RESERVED]
+    return target.name in reserved and target.parent.resolve() == settings.database.parent.resolve()
 
 
 def _name(settings: Settings, now_ms: int) -> str:

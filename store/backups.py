@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from store import copies, integrity, schema
+import apsw
+
+from store import copies, counts, integrity, schema
 from store.database import Snapshot, Tx
 from store.errors import NewerFile, StoreError
 
@@ -44,6 +46,7 @@ def last(snapshot: Snapshot) -> Backup | None:
 class Facts:
     """What is in a whole copy.
 
+    `made_ms` is when the file that it is of got its tables.
     `faults` are books that do not balance and references that lead nowhere: the copy is as the
     file was.
     """
@@ -51,6 +54,7 @@ class Facts:
     bytes: int
     has_checksum: bool
     version: int
+    made_ms: int
     events: int
     last_event_ms: int | None
     entries: int
@@ -63,6 +67,18 @@ def opened(path: Path) -> Iterator[Snapshot]:
     """A copy, for reading. Raises StoreError."""
     with copies.opened(path) as db:
         yield Snapshot(db)
+
+
+def made_ms(path: Path) -> int | None:
+    """When the file that a copy is of got its tables: of two files never at the same time.
+
+    None where it can't be read.
+    """
+    try:
+        with opened(path) as seen:
+            return counts.made_ms(seen) if schema.version(seen.db) else None
+    except (apsw.Error, StoreError):
+        return None
 
 
 def examine(path: Path, *, named: Path | None = None) -> Facts:
@@ -95,6 +111,7 @@ def _facts(seen: Snapshot, path: Path, has_checksum: bool) -> Facts:
         bytes=path.stat().st_size,
         has_checksum=has_checksum,
         version=version,
+        made_ms=counts.made_ms(seen),
         events=count,
         last_event_ms=last_ms,
         entries=_count(seen, "select count(*) from receiver_ledger"),

@@ -1,8 +1,10 @@
 """Makes a copy of the file while others write to it, and tells whether a copy is whole."""
 
 import contextlib
+import fcntl
 import hashlib
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -14,6 +16,9 @@ from store.errors import StoreError
 
 #: Pages of 4 KiB copied between two looks at the progress.
 STEP_PAGES = 256
+
+#: How long another copy to the same folder is waited for, in seconds, and how often it is asked.
+TURN_S, TURN_POLL_S = 600.0, 0.05
 
 #: Bytes read at a time.
 CHUNK_BYTES = 1_048_576
@@ -59,7 +64,7 @@ def make(
     stands for a whole copy or for nothing, also after a power cut. Raises StoreError.
     """
     assert db.in_transaction, "a copy is of one moment"
-    part = target.with_name(f".{target.name}.part")
+    part = part_path(target)
     try:
         _copy(db, part, advance)
         judge(part)
@@ -103,6 +108,32 @@ def opened(path: Path) -> Iterator[apsw.Connection]:
         db.close(True)
 
 
+@contextlib.contextmanager
+def turn(folder: Path) -> Iterator[None]:
+    """Be the only one who makes copies in a folder; waits for another. Raises StoreError.
+
+    The kernel ends it with the process: whatever is half written there then is nobody's.
+    """
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise StoreError(f"{folder}: can't be written: {error.strerror}") from error
+    try:
+        deadline = time.monotonic() + TURN_S
+        while not _locked(descriptor):
+            if time.monotonic() > deadline:
+                raise StoreError(f"{folder}: another backup is made there all the time")
+            time.sleep(TURN_POLL_S)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def part_path(target: Path) -> Path:
+    """What a copy is called until it is whole."""
+    return target.with_name(f".{target.name}.part")
+
+
 def checksum_path(path: Path) -> Path:
     """Where the checksum of a copy is."""
     return path.with_name(path.name + CHECKSUM_SUFFIX)
@@ -135,6 +166,17 @@ def remove(path: Path) -> None:
     checksum_path(path).unlink(missing_ok=True)
 
 
+def _locked(folder: int) -> bool:
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        # There are file systems that lock no folder: as well as it goes.
+        return True
+    return True
+
+
 def _copy(db: apsw.Connection, part: Path, advance: Callable[[int], None]) -> None:
     create(part)
     with contextlib.closing(apsw.Connection(str(part))) as target:
@@ -152,7 +194,7 @@ def _copy(db: apsw.Connection, part: Path, advance: Callable[[int], None]) -> No
 
 def _write_checksum(target: Path, digest: str) -> None:
     path = checksum_path(target)
-    part = path.with_name(f".{path.name}.part")
+    part = part_path(path)
     create(part)
     part.write_text(f"{digest}  {target.name}\n")
     # Before the copy gets its name: one without a checksum could be cut off unnoticed.
@@ -200,4 +242,7 @@ def _broken(path: Path) -> list[str]:
 
 
 def _words(error: Exception) -> str:
+    if isinstance(error, apsw.FullError):
+        # In a copy under way SQLite itself has no words for it.
+        return "the disk is full"
     return getattr(error, "strerror", None) or str(error).removeprefix("Error: ")[:500]

@@ -26,6 +26,9 @@ logger = logging.getLogger("receiver")
 LOCK_WAIT_S = 10.0
 LOCK_POLL_S = 0.001
 
+#: How long one that only reads waits where somebody has the file to himself, in milliseconds.
+READ_WAIT_MS = 5_000
+
 #: Jobs in one commit.
 BATCH_MAX = 128
 
@@ -227,7 +230,10 @@ class Store:
         return self._lock.serve()
 
     def empty_wal(self) -> bool:
-        """Move the -wal into the file and cut it to nothing; False while readers need it."""
+        """Move the -wal into the file and cut it to nothing; False while readers need it.
+
+        Raises Unavailable where the disk has no room for it.
+        """
         deadline = time.monotonic() + EMPTY_S
         # Not for long at a time: meanwhile nobody can write.
         self.db.set_busy_timeout(EMPTY_BUSY_MS)
@@ -237,6 +243,8 @@ class Store:
                 if not busy or time.monotonic() > deadline:
                     return not busy
                 time.sleep(LOCK_POLL_S)
+        except _ENGINE_ERRORS as error:
+            raise Unavailable(f"the -wal can't be moved into the file: {_words(error)}") from error
         finally:
             self.db.set_busy_timeout(0)
 
@@ -411,7 +419,7 @@ def snapshot(path: Path, *, ours: bool = True, older: bool = False) -> Iterator[
     except apsw.Error as error:
         raise StoreError(f"{path}: {_why(path, error)}") from error
     try:
-        db.set_busy_timeout(5000)
+        db.set_busy_timeout(READ_WAIT_MS)
         db.execute("pragma query_only = on")
         db.execute("begin")
         found = schema.version(db)
@@ -424,6 +432,11 @@ def snapshot(path: Path, *, ours: bool = True, older: bool = False) -> Iterator[
                 "restart the server, which upgrades it"
             )
         yield Snapshot(db)
+    except (apsw.BusyError, apsw.LockedError) as error:
+        # Never in WAL mode, but while the file is replaced, or by an app that keeps it to itself.
+        raise StoreError(
+            f"{path}: another program has it to itself (see `fuser {path}`): try again, or stop it"
+        ) from error
     except _ENGINE_ERRORS as error:
         raise StoreError(f"{path}: {_why(path, error)}") from error
     finally:

@@ -13,7 +13,7 @@ import pytest
 
 from receiver.backup import is_ours
 from receiver.config import load
-from store import copies
+from store import copies, database
 from store.database import Store, Tx, snapshot
 from store.errors import StoreError
 from store.replace import alone, replace
@@ -310,6 +310,96 @@ def test_files_that_are_not_named_as_our_backups_are_never_removed(
     settings = world.processor.settings
     assert [name for name in others if is_ours(settings, folder / name)] == []
     assert all((folder / name).exists() for name in others)
+
+
+def test_a_backup_of_another_file_by_the_same_name_is_never_removed(
+    world: World, receiver: Command, tmp_path: Path
+) -> None:
+    """Two apps that each have a receiver.db may share a folder for backups."""
+    (told,) = receiver.objects("backup")
+    other = Store.create(tmp_path / "other.db", lambda: world.clock() - 1)
+    other.close()
+    theirs = Path(told["path"]).with_name("receiver-20260101T000000000Z.db")
+    os.rename(tmp_path / "other.db", theirs)
+    world.clock.now_ms += 1000
+
+    (again,) = receiver.objects("backup", "--keep", 1)
+
+    assert again["removed"] == [told["path"]]
+    assert theirs.exists()
+
+
+def test_what_a_killed_backup_left_goes_with_the_next_one(world: World, receiver: Command) -> None:
+    folder = world.folder / "backups"
+    folder.mkdir()
+    left = [
+        ".receiver-20260101T000000000Z.db.part",
+        ".receiver-20260101T000000000Z.db.sha256.part",
+        "receiver-20260101T000000000Z.db.sha256",
+    ]
+    foreign = [".app-20260101T000000000Z.db.part", "notes.sha256"]
+    for name in left + foreign:
+        (folder / name).touch()
+
+    (told,) = receiver.objects("backup")
+
+    made = Path(told["path"]).name
+    assert {path.name for path in folder.iterdir()} == {*foreign, made, f"{made}.sha256"}
+
+
+def test_of_two_backups_at_once_each_has_its_turn(
+    world: World, receiver: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = world.folder / "backups"
+    folder.mkdir()
+    part = folder / ".receiver-20260101T000000000Z.db.part"
+    part.touch()
+    monkeypatch.setattr(copies, "TURN_S", 0.0)
+    with copies.turn(folder):
+        waited = receiver("backup")
+
+    assert waited.code == 1
+    assert "another backup is made there" in waited.err
+    assert part.exists()
+    assert receiver("backup").code == 0
+
+
+@pytest.mark.parametrize("suffix", ["-wal", "-shm", "-journal", "-lock"])
+def test_a_backup_is_never_what_sqlite_takes_for_its_own(
+    world: World, receiver: Command, suffix: str
+) -> None:
+    """As a journal it would be played back, and lock the file until then."""
+    target = Path(f"{world.store.path}{suffix}")
+    there = target.exists()
+
+    ran = receiver("backup", str(target))
+
+    assert ran.code == 1
+    assert "name another" in ran.err
+    assert target.exists() is there
+
+
+def test_a_file_that_another_keeps_to_himself_is_told_in_words(
+    world: World, receiver: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "READ_WAIT_MS", 1)
+    world.store.close()
+    program = (
+        "import sqlite3, sys; db = sqlite3.connect(sys.argv[1], isolation_level=None); "
+        "db.execute('pragma journal_mode = delete'); db.execute('begin exclusive'); "
+        "print('held', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", program, world.store.path]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"held\n"
+
+        ran = receiver("events", "list")
+
+        other.terminate()
+    assert ran.code == 1
+    assert "another program has it to itself" in ran.err
+    reopen(world)
 
 
 def test_a_backup_overwrites_nothing(receiver: Command, made: Path) -> None:

@@ -3,7 +3,9 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
+import apsw
 import pytest
 
 from receiver.config import Settings
@@ -270,6 +272,30 @@ def test_an_unfinished_event_is_not_redacted(world: World, receiver: Command) ->
     assert ran.code == 1
     assert "receiver events resolve" in ran.err
     assert payload(world, "evt_1") is not None
+
+
+def test_a_full_disk_after_a_redaction_is_told_in_words(
+    world: World, receiver: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.link()
+    world.invoice("evt_1", "in_1")
+
+    class Full:
+        def execute(self, statement: str) -> None:
+            raise apsw.FullError("database or disk is full")
+
+        def set_busy_timeout(self, milliseconds: int) -> None:
+            pass
+
+    real = Store.empty_wal
+    full = SimpleNamespace(db=Full())
+    monkeypatch.setattr(Store, "empty_wal", lambda _: real(full))  # type: ignore[arg-type]
+
+    ran = receiver("redact", "evt_1", "--yes", "--reason", "x")
+
+    assert ran.code == 0
+    assert "disk is full, so its -wal may still hold what was deleted" in ran.err
+    assert payload(world, "evt_1") is None
 
 
 def test_a_dry_run_of_redact_lists_and_changes_nothing(world: World, receiver: Command) -> None:

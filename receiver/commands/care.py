@@ -58,8 +58,7 @@ def backup(config: Path, path: Path | None, verify: bool, keep: int | None, as_j
       receiver backup
       receiver backup --verify backups/receiver-20261130T140311250Z.db
     """
-    from receiver.backup import older
-    from store import backups, copies
+    from store import backups
 
     if verify:
         if path is None:
@@ -67,29 +66,38 @@ def backup(config: Path, path: Path | None, verify: bool, keep: int | None, as_j
         facts = backups.examine(path)
         return tell_backup(path, facts, [], as_json)
     settings = load_settings(config)
-    made = make_backup(settings, path)
-    removed = []
-    if path is None or path.is_dir():
-        removed = older(settings, made.path, keep or settings.backup.keep)
-    for one in removed:
-        copies.remove(one)
+    made, removed = make_backup(settings, path, keep or settings.backup.keep)
     record_backup(settings, made)
     return tell_backup(made.path, made.facts, removed, as_json)
 
 
-def make_backup(settings: "Settings", path: Path | None) -> "Made":
-    from receiver.backup import make, target_of
+def make_backup(settings: "Settings", path: Path | None, keep: int) -> tuple["Made", list[Path]]:
+    """The backup, and those that it made room for."""
+    from receiver.backup import make, older, refuse_taken, sweep, target_of
     from receiver.caller import become_owner
     from store import copies
     from store.database import snapshot
 
     become_owner(settings.database)
     at_ms = shared.now_ms()
-    # One of an earlier version too: that is when it matters most.
-    with snapshot(settings.database, older=True) as seen:
+    with snapshot(settings.database, older=True):
+        # Else there is nothing to make a folder for.
         target = target_of(settings, path, at_ms)
-        with progress(copies.pages(seen.db), "Copying") as advance:
-            return make(seen, target, at_ms, advance)
+    in_folder = path is None or path.is_dir()
+    # Before the moment that is copied: however long it takes, the -wal does not grow for it.
+    with copies.turn(target.parent):
+        if in_folder:
+            sweep(settings, target.parent)
+        # One of an earlier version too: that is when it matters most.
+        with snapshot(settings.database, older=True) as seen:
+            # Whoever had the turn may have made it.
+            refuse_taken(target)
+            with progress(copies.pages(seen.db), "Copying") as advance:
+                made = make(seen, target, at_ms, advance)
+        removed = older(settings, made, keep) if in_folder else []
+        for one in removed:
+            copies.remove(one)
+    return made, removed
 
 
 def record_backup(settings: "Settings", made: "Made") -> None:
@@ -382,9 +390,22 @@ def redact_all(
             advance(1)
     if customer:
         retention.redact_rejected(store, customer)
-    if not store.empty_wal():
-        console.warn(
-            "something reads the file for long, so its -wal may still hold what was deleted; "
-            "run this again, or it goes with the next restart of the server"
-        )
+    empty_wal(store)
     return done
+
+
+def empty_wal(store: "Store") -> None:
+    """What was deleted is to be in the -wal no more; a warning where that can't be now."""
+    from store.errors import Unavailable
+
+    why = "something reads the file for long"
+    try:
+        if store.empty_wal():
+            return
+    except Unavailable as error:
+        why = str(error)
+    console.warn(
+        f"{why}, so its -wal may still hold what was deleted; run this again, or it goes with "
+        "the next restart of the server",
+        "red",
+    )
