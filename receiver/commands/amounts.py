@@ -4,7 +4,6 @@ import functools
 import secrets
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -32,9 +31,6 @@ from receiver.commands.shared import (
     since_option,
     why_option,
 )
-
-if TYPE_CHECKING:
-    pass
 
 
 @click.group(cls=Listed)

@@ -2,7 +2,6 @@
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -24,9 +23,6 @@ from receiver.commands.shared import (
     reason_option,
     say_released,
 )
-
-if TYPE_CHECKING:
-    pass
 
 
 @click.group(cls=Listed)

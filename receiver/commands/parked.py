@@ -2,7 +2,6 @@
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -23,9 +22,6 @@ from receiver.commands.shared import (
     reason_option,
     source_option,
 )
-
-if TYPE_CHECKING:
-    pass
 
 
 @click.group(cls=Listed)
