@@ -46,7 +46,7 @@ _OUTSIDE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Rehearsed:
-    """What a replay of one event would do; `problem` if it could not be run.
+    """What a replay of one event would do; `problem` if it could not be run, or be done.
 
     `notes` say what could not be tried, or told.
     """
@@ -207,11 +207,17 @@ def _one(tx: Tx, processor: Processor, row: int, watch: Watch) -> Rehearsed:
     return Rehearsed(
         row,
         word,
-        None,
+        None if word == "done" else _reason(tx, row),
         changed,
         [one for one in messages if one is not None],
         [*_unprepared(tx, processor, row), *_untold(watch)],
     )
+
+
+def _reason(seen: Snapshot, row: int) -> str | None:
+    known = inbox.by_row(seen, row)
+    assert known is not None, "it was run just now"
+    return known.reason or known.last_error
 
 
 def _unprepared(seen: Snapshot, processor: Processor, row: int) -> Iterator[str]:

@@ -223,6 +223,17 @@ def test_a_dry_run_says_why_an_event_can_not_be_run(world: World, command: Comma
     assert (told["would_be"], told["problem"]) == ("not run", "its payload was pruned or redacted")
 
 
+def test_a_dry_run_says_why_an_event_would_not_be_done(world: World, command: Command) -> None:
+    world.invoice("evt_1", "in_1")
+
+    (told,) = tried(command, "evt_1")
+    ran = command("replay", "evt_1", "--dry-run")
+
+    why = "customer cus_1 is not linked to a workspace yet"
+    assert (told["would_be"], told["problem"]) == ("parked", why)
+    assert f"evt_1  would be parked: {why}\n" in ran.out
+
+
 def test_an_effect_that_ends_the_transaction_ends_the_dry_run_of_no_other(
     world: World, command: Command
 ) -> None:
