@@ -182,6 +182,16 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
+def size(count: int) -> str:
+    """Bytes for a person, as in `12.3 MiB`."""
+    value = float(count)
+    for unit in ("B", "KiB", "MiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} GiB"
+
+
 def escape(text: str) -> str:
     """The text with its control characters, and others that don't print, as `\\x1b`."""
     if text.isprintable():

@@ -11,7 +11,7 @@ import msgspec
 from receiver import backup, check, machine
 from receiver.check import Finding
 from receiver.config import ConfigError, Settings, Source, load, read
-from receiver.console import age, counted
+from receiver.console import age, counted, size
 from receiver.machine import Site, Syncs, Unit
 from receiver.sources import idle, tolerance_of
 from store import backups, inbox, integrity, rejections, secrets
@@ -167,7 +167,7 @@ def _room(path: Path) -> Iterator[Finding]:
         free = shutil.disk_usage(path.parent).free
     except OSError:
         return
-    words = f"disk: {free / 1e9:,.1f} GB are free beside {path}"
+    words = f"disk: {size(free)} are free beside {path}"
     if free < FREE_BYTES_MIN:
         yield _problem(f"{words}: when it is full nothing is taken any more; make room now")
     elif free < FREE_BYTES:
@@ -189,10 +189,10 @@ def _owned(path: Path) -> Iterator[Finding]:
                 f"`chown --reference={path} {beside}`"
             )
     wal = Path(f"{path}-wal")
-    size = wal.stat().st_size if wal.exists() else 0
-    if size > WAL_BYTES_MAX:
+    length = wal.stat().st_size if wal.exists() else 0
+    if length > WAL_BYTES_MAX:
         yield _warning(
-            f"database: the -wal has {size / 1e6:,.0f} MB, as something reads the file for long: "
+            f"database: the -wal has {size(length)}, as something reads the file for long: "
             f"find it with `fuser {path}`"
         )
 

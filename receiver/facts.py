@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from receiver.config import Settings
-from receiver.console import age, counted
+from receiver.console import age, counted, size
 from store import (
     alerts,
     backups,
@@ -291,16 +291,6 @@ def _secrets(snapshot: Snapshot, settings: Settings) -> Iterator[SecretUse]:
         references = {one.reference for one in source.contract.secrets} if source else set()
         if len(references) > 1 and use.reference in references:
             yield use
-
-
-def size(count: int) -> str:
-    """Bytes for a person, as in `12.3 MiB`."""
-    value = float(count)
-    for unit in ("B", "KiB", "MiB"):
-        if value < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} GiB"
 
 
 def span(passed_ms: int) -> str:

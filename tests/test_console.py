@@ -212,6 +212,20 @@ def test_a_moment_that_no_calendar_has_is_still_shown(at_ms: int) -> None:
     assert console.moment(at_ms, NOW_MS)
 
 
+@pytest.mark.parametrize(
+    ("count", "shown"),
+    [
+        (0, "0 B"),
+        (1_023, "1023 B"),
+        (1_024, "1.0 KiB"),
+        (5_000_000, "4.8 MiB"),
+        (82_500_000_000, "76.8 GiB"),
+    ],
+)
+def test_sizes_are_told_in_one_unit(count: int, shown: str) -> None:
+    assert console.size(count) == shown
+
+
 def test_json_times_are_rfc_3339_with_milliseconds() -> None:
     assert console.rfc3339(NOW_MS + 7) == "2027-01-15T08:00:00.007Z"
     assert console.rfc3339(None) is None

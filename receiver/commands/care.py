@@ -139,7 +139,7 @@ def tell_backup(path: Path, facts: "Facts", removed: list[Path], as_json: bool) 
     console.print_fields(
         [
             ("backup", str(path)),
-            ("size", f"{facts.bytes / 1e6:,.1f} MB"),
+            ("size", console.size(facts.bytes)),
             ("holds", f"{console.counted(facts.events, 'event')}, the last {last}"),
             ("ledger", f"{facts.entries:,} entries"),
             ("whole", "yes" if facts.has_checksum else "yes, as far as is seen without a checksum"),
@@ -284,7 +284,7 @@ def tell_pruned(
         )
         return
     if counts:
-        rows = [(name, n, f"{b / 1e6:,.1f} MB") for name, (n, b) in sorted(counts.items())]
+        rows = [(name, n, console.size(b)) for name, (n, b) in sorted(counts.items())]
         console.print_table(("source", "events", "payloads"), rows)
     would = "would be" if dry_run else "were"
     console.say(f"the bodies of {console.counted(total, 'event')} {would} let go")

@@ -239,8 +239,6 @@ def _lag_ms(now: "Facts") -> int:
 
 
 def _file(now: "Facts") -> str:
-    from receiver.facts import size
-
     disk = now.disk
-    free = f"{disk.free_percent} % of the disk free ({size(disk.free_bytes)})"
-    return f"{size(disk.file_bytes)}, -wal {size(disk.wal_bytes)}, {free}"
+    free = f"{disk.free_percent} % of the disk free ({console.size(disk.free_bytes)})"
+    return f"{console.size(disk.file_bytes)}, -wal {console.size(disk.wal_bytes)}, {free}"
