@@ -55,7 +55,7 @@ def explain(
     except Rejected as rejected:
         if rejected.reason == EXPIRED:
             return tuple(_of_time(contract, delivery, rejected, clocks))
-        return tuple(_of_signature(contract, delivery, rejected, others))
+        return tuple(_of_signature(contract, delivery, others))
     return (
         Finding("valid", "signature and time are right: under the config as it is it is accepted"),
     )
@@ -133,7 +133,7 @@ def _alike(skew_s: int, other_s: int) -> bool:
 
 
 def _of_signature(
-    contract: Contract, delivery: Delivery, rejected: Rejected, others: Sequence[Contract]
+    contract: Contract, delivery: Delivery, others: Sequence[Contract]
 ) -> Iterator[Finding]:
     name = contract.source
     if not contract.signing:
@@ -151,9 +151,9 @@ def _of_signature(
         return
     yield Finding(
         "unexplained",
-        f"{rejected.detail}, and no variation of body, URL or secret would match either: most "
-        "likely it is another endpoint's secret, or one of the other mode (test, live): copy it "
-        "from the sender again; else something in front of Receiver changed the body",
+        "no variation of body, URL or secret would match either: most likely it is another "
+        "endpoint's secret, or one of the other mode (test, live): copy it from the sender again; "
+        "else something in front of Receiver changed the body",
     )
 
 

@@ -48,7 +48,7 @@ def explained(
         return (Finding("not-kept", f"the signature was right: {request.detail}; {LET_GO}"),)
     names = json.loads(request.header_names)
     found = explain.explain_unkept(source.contract.preset, names, request.body_bytes)
-    return tuple(found) or (_unjudged(request),)
+    return tuple(found) or (_unjudged(),)
 
 
 def clocks_near(snapshot: Snapshot, settings: Settings, at_ms: int, now_ms: int) -> Clocks:
@@ -176,12 +176,11 @@ def _by_reason(settings: Settings, request: Request) -> Finding:
     return Finding(request.reason, words)
 
 
-def _unjudged(request: Request) -> Finding:
+def _unjudged() -> Finding:
     return Finding(
         "not-kept",
-        f"{request.detail}; the headers that it takes are there, so the secret, the body or the "
-        "URL is another one than the sender's; which of them can't be told, since its body was "
-        "not kept",
+        "the headers that it takes are there, so the secret, the body or the URL is another one "
+        "than the sender's; which of them can't be told, since its body was not kept",
     )
 
 

@@ -163,6 +163,24 @@ def test_without_a_body_it_says_how_to_have_the_next_one_kept(
     assert "receiver verify stripe --request FILE" in shown.out
 
 
+def test_what_is_explained_without_a_body_asks_for_none(world: World, command: Command) -> None:
+    number = refuse(world, paid("evt_1"), late_s=0, received=b"{}", keep=False)
+    world.query("update receiver_rejected set header_names = '[\"host\"]'")
+
+    shown = command("rejections", "explain", number)
+
+    assert causes(explain(command, number)) == ["missing-header"]
+    assert "next:" not in shown.out + shown.err
+
+
+def test_what_was_wrong_is_said_once(world: World, command: Command) -> None:
+    kept = refuse(world, paid("evt_1"), late_s=0, received=b"{}", keep=True)
+    bare = refuse(world, paid("evt_2"), late_s=0, received=b"{}", keep=False)
+
+    for number in (kept, bare):
+        assert command("rejections", "explain", number).out.count("no signature in") == 1
+
+
 def test_a_stale_one_says_which_clock_is_off(world: World, command: Command) -> None:
     number = refuse(world, paid("evt_1"))
     assert causes(explain(command, number)) == ["late", "some-clock", "clock-now"]

@@ -127,7 +127,7 @@ def rejections_explain(config: Path, name: str, as_json: bool) -> None:
         console.print_json(as_object(kept, findings))
         return
     print_rejection(kept, findings)
-    for step in next_steps(kept):
+    for step in next_steps(kept, findings):
         next_step(step, config)
 
 
@@ -198,7 +198,7 @@ def body_words(kept: "Kept") -> str | None:
     return f"{size} bytes, {'kept' if kept.request.body is not None else 'not kept'}"
 
 
-def next_steps(kept: "Kept") -> list[str]:
+def next_steps(kept: "Kept", findings: "Sequence[Finding]") -> list[str]:
     """What can be done about it."""
     request = kept.request
     if kept.event is not None:
@@ -207,7 +207,8 @@ def next_steps(kept: "Kept") -> list[str]:
         return [
             f'if it may still be applied: `receiver rejections accept {kept.number} --reason "..."`'
         ]
-    if request.reason == "bad-signature" and request.body is None:
+    unknown = any(finding.cause == "not-kept" for finding in findings)
+    if request.reason == "bad-signature" and unknown:
         return [
             f"to have the next one kept: keep_rejected = true in [sources.{request.source}], "
             "reload the service, and have it sent again",
