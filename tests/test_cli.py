@@ -312,6 +312,7 @@ def test_the_examples_in_the_new_config_are_valid_once_uncommented(
     text = example.sub(r"\1", before + "# " + destinations)
     text = text.replace("grant = {", "# grant = {")
     secrets = {
+        "STRIPE_API_KEY": "sk_test_1",
         "GITHUB_WEBHOOK_SECRET": "a",
         "SHOPIFY_CLIENT_SECRET": "b",
         "SMTP_URL": "smtp://user:password@mail.example.com:587",

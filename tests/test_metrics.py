@@ -109,8 +109,8 @@ def test_every_metric_that_a_shipped_rule_names_is_in_a_scrape(place: Place) -> 
     place.store.write(
         lambda tx: tx.db.execute(
             "insert into receiver_backups (at_ms, path, bytes, verified_ms) values (1, 'b', 1, 1);"
-            "insert into receiver_reconciles (source, started_ms, ended_ms, gap, note, about, asked,"
-            " place) values ('stripe', 1, 2, 3, '', 'events', '', '')"
+            "insert into receiver_reconciles (source, started_ms, ended_ms, gap, note, about,"
+            " asked, place) values ('stripe', 1, 2, 3, '', 'events', '', '')"
         )
     )
     place.wait_for(
