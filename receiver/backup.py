@@ -46,7 +46,7 @@ def target_of(settings: Settings, named: Path | None, now_ms: int) -> Path:
         target = named
     else:
         try:
-            folder.mkdir(mode=0o700, exist_ok=True)
+            _make_folder(folder)
         except OSError as error:
             raise Declined(f"{folder}: can't be made: {error.strerror}; name another") from error
         target = folder / _name(settings, now_ms)
@@ -60,6 +60,14 @@ def refuse_taken(target: Path) -> None:
     """Raises Declined where something is there already."""
     if target.exists():
         raise Declined(f"{target}: is there already, and not overwritten; name another")
+
+
+def _make_folder(folder: Path) -> None:
+    if folder.is_dir():
+        return
+    folder.mkdir(mode=0o700, exist_ok=True)
+    # Else the folder's name may be lost in a power cut, and all that is in it.
+    copies.sync(folder.parent)
 
 
 def make(seen: Snapshot, target: Path, now_ms: int, advance: Callable[[int], None]) -> Made:
