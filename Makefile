@@ -9,7 +9,7 @@ BENCH := $(VENV)/.bench
 SDKS := .venv-sdks/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo run test lint check sdk-test bench lowest lock clean
+.PHONY: help demo run test lint check sdk-test proof bench lowest lock clean
 
 help:  ## what can be made (this list)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -33,6 +33,9 @@ check: lint test  ## the one gate: lint, then the tests
 
 sdk-test: $(SDKS)  ## check signatures against the senders' own libraries; needs Node 20 or newer
 	.venv-sdks/bin/python -m pytest -W default tests/sdks
+
+proof: $(DEVELOPMENT)  ## try to break the promise, for an hour (PROOF_FLAGS="--every 20 --kills 20": minutes)
+	$(VENV)/bin/python -m tests.proof $(PROOF_FLAGS)
 
 bench: $(BENCH)  ## measure speed beside what else one would pick (BENCH_FLAGS=--quick: a minute)
 	$(VENV)/bin/python -m tests.bench --results tests/bench/RESULTS.md $(BENCH_FLAGS)

@@ -4,7 +4,7 @@ import http.client
 import random
 import threading
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
@@ -168,19 +168,28 @@ class Sender:
 def test_what_was_answered_is_there_and_nothing_twice_after_many_kills(start: Start) -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")
+
+    killed_under_load(start, seed, KILLS)
+
+
+def killed_under_load(
+    start: Start, seed: int, kills: int, advance: Callable[[int], None] = lambda kill: None
+) -> Sender:
+    """Kill a server so often at random moments; raises AssertionError if anything is wrong then."""
     moments = random.Random(seed)
     service = start(CONFIG, serve=False)
     make_app_tables(service)
     service.start()
 
     with Sender(service, seed) as sender:
-        for _ in range(KILLS):
+        for kill in range(kills):
             # Now and then right after the first answer, while what was left is being applied.
             more = moments.choice([1, moments.randint(2, BETWEEN_MAX)])
             enough = len(sender.acknowledged) + more
             until(lambda enough=enough: len(sender.acknowledged) >= enough)  # type: ignore[misc]
             service.kill()
             service.start(wait=False)
+            advance(kill + 1)
 
     until(lambda: states(service).keys() == {"done"})
     assert sender.surprises == []
@@ -198,6 +207,7 @@ def test_what_was_answered_is_there_and_nothing_twice_after_many_kills(start: St
     assert service.rows("select id, invoices from app_workspaces order by 1") == wanted
     assert service.value("select count(*) from receiver_conflicts") == 0
     service.assert_books_balance()
+    return sender
 
 
 def make_app_tables(service: Service) -> None:

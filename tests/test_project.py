@@ -44,6 +44,7 @@ TARGETS = (
     "lint",
     "check",
     "sdk-test",
+    "proof",
     "bench",
     "lowest",
     "lock",

@@ -1,0 +1,1 @@
+"""Attempts to break the promise: power cuts, kills, faults, hostile input; `make proof`."""
