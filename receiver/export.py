@@ -1,7 +1,6 @@
 """Everything of one kind as objects, a page at a time: flat memory, no long look at the file."""
 
 import base64
-import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 
@@ -130,5 +129,5 @@ def _act(one: Act) -> dict[str, object]:
         "action": one.action,
         "target": one.target,
         "reason": one.reason,
-        "detail": json.loads(one.detail),
+        "detail": one.details,
     }

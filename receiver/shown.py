@@ -221,7 +221,7 @@ def act(one: Act) -> dict[str, object]:
         "action": one.action,
         "target": one.target,
         "reason": one.reason,
-        "detail": json.loads(one.detail),
+        "detail": one.details,
     }
 
 

@@ -1,9 +1,8 @@
 """Tells what happened to one event: everything the file knows of it, in order of time."""
 
 import contextlib
-import json
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from receiver import projection, rules, shown
@@ -339,7 +338,7 @@ def _releasing(snapshot: Snapshot, row: Row, fact: parked.Fact) -> audit.Act | N
     if fact.kind == "link":
         target = target_of_link(fact.source, fact.account, fact.key)
     acts = audit.of_target(snapshot, target)
-    return next((one for one in acts if row.id in json.loads(one.detail).get("released", ())), None)
+    return next((one for one in acts if row.id in _released(one)), None)
 
 
 def _came_ms(snapshot: Snapshot, fact: parked.Fact) -> int | None:
@@ -400,3 +399,8 @@ def waiting_steps(fact: parked.Fact, name: str) -> Iterator[str]:
             yield f"it is applied when that is known: `receiver resources show {named}`"
     if fact.kind in ("link", "attribution"):
         yield f"for this one event only: `receiver parked attribute {name} --workspace WORKSPACE`"
+
+
+def _released(act: audit.Act) -> Sequence[object]:
+    found = act.details.get("released")
+    return found if isinstance(found, list) else ()

@@ -1,6 +1,8 @@
 """Acts by hand: who did what, when and why, only ever added to."""
 
+import json
 from dataclasses import dataclass
+from typing import Any
 
 from store.database import Snapshot, Tx
 
@@ -16,6 +18,15 @@ class Act:
     target: str
     reason: str
     detail: str
+
+    @property
+    def details(self) -> dict[str, Any]:
+        """What `detail` says; of one that some other program wrote, the text of it."""
+        try:
+            found = json.loads(self.detail)
+        except (ValueError, RecursionError):
+            found = None
+        return found if isinstance(found, dict) else {"text": self.detail}
 
 
 def add(tx: Tx, actor: str, action: str, target: str, reason: str, detail: str) -> None:

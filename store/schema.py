@@ -503,7 +503,7 @@ create table receiver_secrets (
 ) strict, without rowid;
 
 create table receiver_audit (
-  id integer primary key,
+  id integer primary key check (id > 0),
   at_ms integer not null,
   actor text not null check (actor <> ''),
   action text not null check (action <> ''),
@@ -520,6 +520,13 @@ create trigger receiver_audit_no_replace before insert on receiver_audit
 when exists (select 1 from receiver_audit where id = new.id)
 begin
   select raise(abort, 'receiver: the audit log is only added to');
+end;
+
+-- A row far ahead would scatter what is added after it, and one beside the others be overlooked.
+create trigger receiver_audit_at_the_end after insert on receiver_audit
+when new.id > 1 and not exists (select 1 from receiver_audit where id = new.id - 1)
+begin
+  select raise(abort, 'receiver: the audit log is only added to, at its end');
 end;
 
 create trigger receiver_audit_no_update before update on receiver_audit

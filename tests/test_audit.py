@@ -90,6 +90,7 @@ def test_who_called_sudo_is_written_down_too(
         "insert or replace into receiver_audit values (1, 1, 'me', 'x', '', '', '{}')",
         "insert into receiver_audit values (1, 1, 'me', 'x', '', '', '{}')"
         " on conflict (id) do update set reason = 'other'",
+        "insert into receiver_audit values (9223372036854775807, 1, 'me', 'x', '', '', '{}')",
     ],
 )
 def test_the_audit_log_is_only_added_to_whatever_library_asks(
@@ -106,6 +107,38 @@ def test_the_audit_log_is_only_added_to_whatever_library_asks(
 
     app.close()
     assert world.query("select * from receiver_audit") == before
+
+
+@pytest.mark.parametrize("number", [-1, 0])
+def test_no_row_of_the_audit_log_stands_in_the_way_of_the_next(
+    world: World, command: Command, number: int
+) -> None:
+    """A trigger sees -1 for a row whose number is still to be chosen."""
+    app = apsw.Connection(str(world.folder / "receiver.db"))
+    with pytest.raises(apsw.ConstraintError):
+        app.execute("insert into receiver_audit values (?, 1, 'me', 'x', '', '', '{}')", (number,))
+    app.close()
+
+    assert command("links", "add", "stripe", "cus_1", "acme").code == 0
+
+
+@pytest.mark.parametrize("detail", ["not json", "[1]", '{"released": 1}', "[" * 5000])
+def test_an_act_that_another_program_wrote_is_listed_whatever_its_detail(
+    world: World, command: Command, detail: str
+) -> None:
+    world.invoice("evt_1", "in_1")
+    world.link()
+    app = apsw.Connection(str(world.folder / "receiver.db"))
+    app.execute(
+        "insert into receiver_audit (at_ms, actor, action, target, reason, detail) "
+        "values (1, 'me', 'x', 'link stripe//cus_1', '', ?)",
+        (detail,),
+    )
+    app.close()
+
+    assert command.objects("audit")[0]["actor"] == "me"
+    assert command("export", "audit").code == 0
+    assert command("events", "show", "evt_1").code == 0
 
 
 def test_an_act_that_fails_leaves_no_trace_and_one_that_is_done_always_does(
