@@ -244,20 +244,7 @@ class Deliveries:
         settings = processor.settings
         started = time.perf_counter()
         source = find_source(settings, scope, name)
-        headers: Pairs = scope["headers"]
-        length_max = settings.server.body_bytes_max
-        compressed, host = check_headers(headers, source, length_max)
-        if source.allow_ips:
-            check_address(scope, headers, source, settings.server.trusted_proxies)
-        body = await read_body(receive, length_max)
-        delivery = Delivery(
-            method=scope["method"],
-            url=sender_url(scope, source, host),
-            headers=headers,
-            body=body,
-            received_ms=received_ms,
-            inflated=inflate(body, length_max) if compressed else None,
-        )
+        delivery = await read_delivery(scope, receive, source, settings, received_ms)
         contract = source.contract
         if contract.preset.captures:
             contract = app.captures.contract(contract, received_ms)
@@ -339,6 +326,26 @@ def masked(path: str) -> str:
     """The path without what may be the secret of one."""
     return "/".join(
         "..." if len(step) >= PATH_SECRET_CHARS_MIN else step for step in path.split("/")
+    )
+
+
+async def read_delivery(
+    scope: Scope, receive: Receive, source: Source, settings: Settings, received_ms: int
+) -> Delivery:
+    """The delivery, once its head and its body keep the limits. Raises Refused."""
+    headers: Pairs = scope["headers"]
+    length_max = settings.server.body_bytes_max
+    compressed, host = check_headers(headers, source, length_max)
+    if source.allow_ips:
+        check_address(scope, headers, source, settings.server.trusted_proxies)
+    body = await read_body(receive, length_max)
+    return Delivery(
+        method=scope["method"],
+        url=sender_url(scope, source, host),
+        headers=headers,
+        body=body,
+        received_ms=received_ms,
+        inflated=inflate(body, length_max) if compressed else None,
     )
 
 
