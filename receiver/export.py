@@ -3,19 +3,24 @@
 import base64
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from typing import TypeVar
 
 from receiver import shown
-from receiver.console import rfc3339
 from store import audit, inbox, ledger, outbox, records
 from store.audit import Act
 from store.database import Snapshot
 from store.inbox import Row
-from store.operations import Key
+from store.ledger import Entry
+from store.outbox import Message
+from store.records import Record
 
 #: Rows in memory at a time, and bytes of their payloads.
 PAGE_ROWS, PAGE_BYTES = 1_000, 8_388_608
 
 KINDS = ("events", "ledger", "records", "messages", "audit")
+
+T = TypeVar("T")
+P = TypeVar("P")
 
 Objects = Iterator[dict[str, object]]
 
@@ -29,12 +34,12 @@ def export(reading: Reading, kind: str, since_ms: int | None, *, payload: bool) 
         case "events":
             return _events(reading, since_ms, payload)
         case "ledger":
-            return _ledger(reading, since_ms)
+            return _pages(reading, ledger.after, since_ms, None, lambda one: one.key, _entry)
         case "records":
-            return _records(reading, since_ms)
+            return _pages(reading, records.after, since_ms, None, lambda one: one.key, _record)
         case "messages":
-            return _messages(reading, since_ms)
-    return _audit(reading, since_ms)
+            return _pages(reading, outbox.after, since_ms, 0, lambda one: one.id, _message)
+    return _pages(reading, audit.after, since_ms, 0, lambda one: one.id, _act)
 
 
 def _events(reading: Reading, since_ms: int | None, payload: bool) -> Objects:
@@ -74,60 +79,36 @@ def _body(body: bytes | None) -> dict[str, object]:
         return {"payload_base64": base64.b64encode(body).decode()}
 
 
-def _ledger(reading: Reading, since_ms: int | None) -> Objects:
-    key: Key | None = None
+def _pages(
+    reading: Reading,
+    after: Callable[..., list[T]],
+    since_ms: int | None,
+    place: P,
+    place_of: Callable[[T], P],
+    object_of: Callable[[T], dict[str, object]],
+) -> Objects:
     while True:
         with reading() as seen:
-            page = ledger.after(seen, key, since_ms=since_ms, limit=PAGE_ROWS)
-        yield from ({"kind": "entry"} | shown.entry(one) for one in page)
+            page = after(seen, place, since_ms=since_ms, limit=PAGE_ROWS)
+        yield from map(object_of, page)
         if len(page) < PAGE_ROWS:
             return
-        key = page[-1].key
+        place = place_of(page[-1])
 
 
-def _records(reading: Reading, since_ms: int | None) -> Objects:
-    key: Key | None = None
-    while True:
-        with reading() as seen:
-            page = records.after(seen, key, since_ms=since_ms, limit=PAGE_ROWS)
-        # The record's own kind is one of its fields.
-        for one in page:
-            fields = shown.record(one)
-            yield {"kind": "record", "record_kind": fields.pop("kind")} | fields
-        if len(page) < PAGE_ROWS:
-            return
-        key = page[-1].key
+def _entry(one: Entry) -> dict[str, object]:
+    return {"kind": "entry"} | shown.entry(one)
 
 
-def _messages(reading: Reading, since_ms: int | None) -> Objects:
-    after = 0
-    while True:
-        with reading() as seen:
-            page = outbox.after(seen, after, since_ms=since_ms, limit=PAGE_ROWS)
-        yield from ({"kind": "message"} | shown.message(one) for one in page)
-        if len(page) < PAGE_ROWS:
-            return
-        after = page[-1].id
+def _record(one: Record) -> dict[str, object]:
+    # The record's own kind is one of its fields.
+    fields = shown.record(one)
+    return {"kind": "record", "record_kind": fields.pop("kind")} | fields
 
 
-def _audit(reading: Reading, since_ms: int | None) -> Objects:
-    after = 0
-    while True:
-        with reading() as seen:
-            page = audit.after(seen, after, since_ms=since_ms, limit=PAGE_ROWS)
-        yield from ({"kind": "act"} | _act(one) for one in page)
-        if len(page) < PAGE_ROWS:
-            return
-        after = page[-1].id
+def _message(one: Message) -> dict[str, object]:
+    return {"kind": "message"} | shown.message(one)
 
 
 def _act(one: Act) -> dict[str, object]:
-    return {
-        "id": one.id,
-        "at": rfc3339(one.at_ms),
-        "actor": one.actor,
-        "action": one.action,
-        "target": one.target,
-        "reason": one.reason,
-        "detail": one.details,
-    }
+    return {"kind": "act"} | shown.act(one)
