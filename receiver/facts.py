@@ -53,7 +53,7 @@ class Disk(NamedTuple):
         return self.free_bytes * 100 // max(1, self.total_bytes)
 
 
-class Finding(NamedTuple):
+class Need(NamedTuple):
     """Something that needs a person, and the command to begin with.
 
     One that is not `told` is never sent: it is about what was.
@@ -160,7 +160,7 @@ def disk_of(database: Path) -> Disk:
     )
 
 
-def findings(facts: Facts, settings: Settings) -> list[Finding]:
+def needs(facts: Facts, settings: Settings) -> list[Need]:
     """What needs a person, by the limits of the config; the same for `status` and for alerts."""
     return [
         *_stuck(facts, settings),
@@ -173,7 +173,7 @@ def findings(facts: Facts, settings: Settings) -> list[Finding]:
     ]
 
 
-def _stuck(facts: Facts, settings: Settings) -> Iterator[Finding]:
+def _stuck(facts: Facts, settings: Settings) -> Iterator[Need]:
     limits, now_ms = settings.alerts, facts.at_ms
     for what, oldest_ms, command in (
         ("event", facts.oldest_event_ms, "receiver events list --state pending"),
@@ -184,14 +184,14 @@ def _stuck(facts: Facts, settings: Settings) -> Iterator[Finding]:
         if limit_s is not None and oldest_ms is not None and now_ms - oldest_ms > limit_s * 1000:
             words = f"the oldest {what} that is still pending came {age(now_ms - oldest_ms)}"
             subject = "fetches" if what == "fetch" else f"{what}s"
-            yield Finding("oldest-unfinished", subject, words, command)
+            yield Need("oldest-unfinished", subject, words, command)
     if limits.parked_too_long_s is not None and facts.parked_too_long:
         many = counted(facts.parked_too_long, "event")
         words = f"{many} parked for more than {span(limits.parked_too_long_s * 1000)}"
-        yield Finding("parked-too-long", "", words, "receiver parked list")
+        yield Need("parked-too-long", "", words, "receiver parked list")
 
 
-def _given_up(facts: Facts, settings: Settings) -> Iterator[Finding]:
+def _given_up(facts: Facts, settings: Settings) -> Iterator[Need]:
     limits, events = settings.alerts, facts.events
     dead, review, unread = facts.owed("dead"), facts.owed("review"), facts.fetches.get("dead", 0)
     for name, subject, limit, count, noun, command in (
@@ -204,14 +204,14 @@ def _given_up(facts: Facts, settings: Settings) -> Iterator[Finding]:
     ):
         if limit is not None and count >= limit:
             command = command or f"events list --state {name}"
-            yield Finding(name, subject, counted(count, noun), f"receiver {command}")
+            yield Need(name, subject, counted(count, noun), f"receiver {command}")
 
 
-def _failing(facts: Facts, settings: Settings) -> Iterator[Finding]:
+def _failing(facts: Facts, settings: Settings) -> Iterator[Need]:
     if settings.alerts.failures_of_type is None:
         return
     for one in facts.failing:
-        yield Finding(
+        yield Need(
             "failures-of-type",
             f"{one.source}/{one.type}",
             f"{counted(one.events, 'event')} of this type failed and wait",
@@ -219,7 +219,7 @@ def _failing(facts: Facts, settings: Settings) -> Iterator[Finding]:
         )
 
 
-def _refused(facts: Facts, settings: Settings) -> Iterator[Finding]:
+def _refused(facts: Facts, settings: Settings) -> Iterator[Need]:
     limits = settings.alerts
     for name in settings.sources:
         refused = sum(
@@ -234,44 +234,44 @@ def _refused(facts: Facts, settings: Settings) -> Iterator[Finding]:
             and refused / (refused + taken) >= limits.rejection_rate
         ):
             words = f"{refused} of {refused + taken} deliveries in the last hour were refused"
-            yield Finding("rejection-rate", name, words, f"receiver sources show {name}")
+            yield Need("rejection-rate", name, words, f"receiver sources show {name}")
         wrong = facts.wrong_clock.get(name, 0)
         if limits.wrong_clock is not None and wrong >= limits.wrong_clock:
             words = f"{wrong} genuine deliveries were refused for their time: a clock is wrong"
-            yield Finding("wrong-clock", name, words, f"receiver rejections list --source {name}")
+            yield Need("wrong-clock", name, words, f"receiver rejections list --source {name}")
 
 
-def _of_the_machine(facts: Facts, settings: Settings) -> Iterator[Finding]:
+def _of_the_machine(facts: Facts, settings: Settings) -> Iterator[Need]:
     limits, disk = settings.alerts, facts.disk
     percent = limits.disk_free_percent
     if percent is not None and disk.free_bytes * 100 < disk.total_bytes * percent:
         words = f"{disk.free_percent} % of the disk is free ({size(disk.free_bytes)})"
-        yield Finding("disk-free", "", words, f"df -h {settings.database.parent}")
+        yield Need("disk-free", "", words, f"df -h {settings.database.parent}")
     last_ms = facts.made_ms if facts.backup is None else facts.backup.at_ms
     limit_s = limits.backup_age_s
     if limit_s is not None and facts.at_ms - last_ms > limit_s * 1000:
         words = "no backup was ever made"
         if facts.backup is not None:
             words = f"the last backup was made {age(facts.at_ms - last_ms)}"
-        yield Finding("backup-age", "", words, "receiver backup")
+        yield Need("backup-age", "", words, "receiver backup")
 
 
-def _of_senders(facts: Facts, settings: Settings) -> Iterator[Finding]:
+def _of_senders(facts: Facts, settings: Settings) -> Iterator[Need]:
     least = settings.alerts.reconcile_gap
     for run in facts.reconciles:
         if least is not None and run.gap >= least:
             words = f"the last reconcile found {run.gap} missing"
-            yield Finding("reconcile-gap", run.source, words, f"receiver reconcile {run.source}")
+            yield Need("reconcile-gap", run.source, words, f"receiver reconcile {run.source}")
     for source in settings.sources.values():
         last_ms = facts.last_delivered_ms.get(source.name)
         if source.silence_s is None or last_ms is None:
             continue
         if facts.at_ms - last_ms > source.silence_s * 1000:
             words = f"nothing genuine came for {span(facts.at_ms - last_ms)}"
-            yield Finding("silence", source.name, words, f"receiver sources show {source.name}")
+            yield Need("silence", source.name, words, f"receiver sources show {source.name}")
 
 
-def _of_alerts(facts: Facts, settings: Settings) -> Iterator[Finding]:
+def _of_alerts(facts: Facts, settings: Settings) -> Iterator[Need]:
     """That alerts don't arrive: never told by an alert, or it would never end."""
     failed = facts.owed("dead", alerts=True) + facts.owed("review", alerts=True)
     limit_s = settings.alerts.oldest_unfinished_s
@@ -281,7 +281,7 @@ def _of_alerts(facts: Facts, settings: Settings) -> Iterator[Finding]:
         failed += facts.owed("pending", alerts=True)
     if failed:
         words = f"{counted(failed, 'message')} about alerts could not be sent"
-        yield Finding("alerts-unsent", "", words, "receiver outbox list", told=False)
+        yield Need("alerts-unsent", "", words, "receiver outbox list", told=False)
 
 
 def _secrets(snapshot: Snapshot, settings: Settings) -> Iterator[SecretUse]:

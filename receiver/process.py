@@ -49,7 +49,7 @@ class Outcome(msgspec.Struct, frozen=True):
     event: int = 0
 
 
-class Verdict(NamedTuple):
+class Judgement(NamedTuple):
     """The state an event gets, and why; `fact` is what a parked one waits for, and `fetch_by`
     the source whose API brings it.
 
@@ -215,7 +215,7 @@ class Processor:
         try:
             event = stored_event(tx, self.settings, known)
         except NotReplayable as error:
-            return self._end(tx, this, Verdict("quarantined", str(error)))
+            return self._end(tx, this, Judgement("quarantined", str(error)))
         return self._run(tx, this, event)
 
     def fail_work(self, tx: Tx, known: Row, why: str) -> Outcome:
@@ -285,7 +285,7 @@ class Processor:
     def _run(self, tx: Tx, this: Try, event: Event) -> Outcome:
         return self._settled(tx, this, event, self._judge(tx, event, this))
 
-    def _settled(self, tx: Tx, this: Try, event: Event, verdict: Verdict) -> Outcome:
+    def _settled(self, tx: Tx, this: Try, event: Event, verdict: Judgement) -> Outcome:
         outcome = self._end(tx, this, verdict)
         retention = self.settings.sources[event.source].retention
         if outcome.word == "ignored" and not retention.ignored:
@@ -301,15 +301,15 @@ class Processor:
         try:
             event = stored_event(tx, self.settings, known)
         except NotReplayable as error:
-            return self._end(tx, this, Verdict("quarantined", str(error)))
+            return self._end(tx, this, Judgement("quarantined", str(error)))
         return self._run(tx, this, event)
 
-    def _judge(self, tx: Tx, event: Event, this: Try) -> Verdict:
+    def _judge(self, tx: Tx, event: Event, this: Try) -> Judgement:
         """Make the event's changes, all or none of them, and say how it ends."""
         if event.defect is not None:
-            return Verdict("quarantined", event.defect)
+            return Judgement("quarantined", event.defect)
         if event.test:
-            return Verdict("ignored", "a test event on a live source")
+            return Judgement("ignored", "a test event on a live source")
         if this.prepared.said is not None:
             return _said(event, this.prepared.said)
         case = rules.Case(
@@ -332,10 +332,10 @@ class Processor:
             # The founder's code may raise anything, and none of it may cost the event.
             return _failure(event, this.row, error, case.begun[-1])
         if ignored is not None:
-            return Verdict("ignored", ignored)
-        return Verdict("done", keys=tuple(case.keys))
+            return Judgement("ignored", ignored)
+        return Judgement("done", keys=tuple(case.keys))
 
-    def _end(self, tx: Tx, this: Try, verdict: Verdict) -> Outcome:
+    def _end(self, tx: Tx, this: Try, verdict: Judgement) -> Outcome:
         """Write down how an attempt ended."""
         if verdict.failure is not None:
             return self._fail(tx, this, verdict.failure)
@@ -446,7 +446,7 @@ def words_of(error: BaseException) -> str:
     return words.encode(errors="backslashreplace").decode()
 
 
-def _failure(event: Event, row: int, error: BaseException, operation: str) -> Verdict:
+def _failure(event: Event, row: int, error: BaseException, operation: str) -> Judgement:
     # The text of the error may hold what is in the payload, so the log does without.
     log.error(
         "failed",
@@ -455,7 +455,7 @@ def _failure(event: Event, row: int, error: BaseException, operation: str) -> Ve
         error=type(error).__name__,
         at=place_of(error).removeprefix(" at "),
     )
-    return Verdict("pending", failure=f"{operation}{failure_of(error)}")
+    return Judgement("pending", failure=f"{operation}{failure_of(error)}")
 
 
 def failure_of(error: BaseException) -> str:
@@ -535,12 +535,12 @@ def _keep_conflict(
     )
 
 
-def _said(event: Event, said: Park | Quarantine | Unjudgeable) -> Verdict:
+def _said(event: Event, said: Park | Quarantine | Unjudgeable) -> Judgement:
     if isinstance(said, rules.Unfetched):
-        return Verdict("parked", words_of(said), _fact(event, said), fetch_by=said.fetch_by)
+        return Judgement("parked", words_of(said), _fact(event, said), fetch_by=said.fetch_by)
     if isinstance(said, Park):
-        return Verdict("parked", words_of(said), _fact(event, said))
-    return Verdict("quarantined", words_of(said))
+        return Judgement("parked", words_of(said), _fact(event, said))
+    return Judgement("quarantined", words_of(said))
 
 
 def _fact(event: Event, park: Park) -> Fact:

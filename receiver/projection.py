@@ -227,40 +227,40 @@ def _time(path: Path, scope: Scope) -> int:
 # Which of two claims stands
 
 
-class Verdict(NamedTuple):
+class Standing(NamedTuple):
     """Whether what is seen takes the place of what is known, and whether the other contests it."""
 
     takes: bool
     contested: bool = False
 
 
-def judge(known: Resource | None, seen: Seen, project: Project, by: By) -> Verdict:
+def judge(known: Resource | None, seen: Seen, project: Project, by: By) -> Standing:
     """Which of two claims about a resource stands: the same one, whichever came first.
 
     The exception is an authoritative version that comes with two contents: the first stands,
     contested. A final state gives way to a deletion or another final one, and to nothing else.
     """
     if known is None:
-        return Verdict(takes=True)
+        return Standing(takes=True)
     old, same = known.seen, _content(seen) == _content(known.seen)
     if by == "fetch":
         # What was asked for just now is newer than whatever is known.
         ends = _finality(seen) >= _finality(old)
-        return Verdict(takes=ends and not same, contested=not ends)
+        return Standing(takes=ends and not same, contested=not ends)
     order, known_order = _order(seen, project, by), _order(old, project, by)
     if _finality(seen) != _finality(old):
         return _judge_end(seen, old, order[0] - known_order[0], by)
     if order != known_order:
-        return Verdict(takes=order > known_order)
-    return Verdict(takes=by == "rank" and _content(seen) > _content(old), contested=not same)
+        return Standing(takes=order > known_order)
+    return Standing(takes=by == "rank" and _content(seen) > _content(old), contested=not same)
 
 
-def _judge_end(seen: Seen, old: Seen, newer_by: int, by: By) -> Verdict:
+def _judge_end(seen: Seen, old: Seen, newer_by: int, by: By) -> Standing:
     """One of two claims is final, and stands. News of life that is later contests it."""
     ends = _finality(seen) > _finality(old)
     later = -newer_by if ends else newer_by
     # Within one second both may be so; one version can't be two things.
-    return Verdict(takes=ends, contested=later > 0 or (later == 0 and by == "version"))
+    return Standing(takes=ends, contested=later > 0 or (later == 0 and by == "version"))
 
 
 def _finality(seen: Seen) -> int:

@@ -8,7 +8,7 @@ import msgspec
 from receiver import facts, letters
 from receiver.config import Settings
 from receiver.console import rfc3339
-from receiver.facts import Finding
+from receiver.facts import Need
 from receiver.letters import Letter, Told
 from receiver.logs import log
 from receiver.select import Unjudgeable
@@ -68,15 +68,15 @@ class Watch:
                 _log(change)
         return LOOK_S
 
-    def _found(self, seen: Snapshot, settings: Settings, now_ms: int) -> list[Finding]:
+    def _found(self, seen: Snapshot, settings: Settings, now_ms: int) -> list[Need]:
         disk = facts.disk_of(settings.database)
         looked = facts.look(seen, settings, now_ms, disk)
         return [
             one._replace(subject=one.subject[:SUBJECT_CHARS_MAX], words=one.words[:WORDS_CHARS_MAX])
-            for one in facts.findings(looked, settings)
+            for one in facts.needs(looked, settings)
         ]
 
-    def _take(self, tx: Tx, settings: Settings, found: Sequence[Finding]) -> list[Alert | Finding]:
+    def _take(self, tx: Tx, settings: Settings, found: Sequence[Need]) -> list[Alert | Need]:
         """Write down what opened and what closed, and owe the message about it."""
         changes = _changes(alerts.opened(tx), found)
         for change in changes:
@@ -90,7 +90,7 @@ class Watch:
         return changes
 
     def _untold(
-        self, seen: Snapshot, settings: Settings, found: Sequence[Finding], now_ms: int
+        self, seen: Snapshot, settings: Settings, found: Sequence[Need], now_ms: int
     ) -> list[Alert]:
         """Open alerts to tell of now: new ones, or all of them when it is time to remind."""
         if settings.alerts.to is None or not self._sends:
@@ -108,15 +108,15 @@ class Watch:
         return new or (opened if due else [])
 
 
-def _changes(opened: Sequence[Alert], found: Sequence[Finding]) -> list[Alert | Finding]:
-    """The open alerts whose cause is gone, and the findings that no open alert is about."""
+def _changes(opened: Sequence[Alert], found: Sequence[Need]) -> list[Alert | Need]:
+    """The open alerts whose cause is gone, and the needs that no open alert is about."""
     wanted = {(one.name, one.subject) for one in found}
     known = {(one.name, one.subject) for one in opened}
     gone = [one for one in opened if (one.name, one.subject) not in wanted]
     return [*gone, *(one for one in found if (one.name, one.subject) not in known)]
 
 
-def _log(change: Alert | Finding) -> None:
+def _log(change: Alert | Need) -> None:
     about = {"name": change.name, "subject": change.subject}
     if isinstance(change, Alert):
         log.info("alert closed", **about)
@@ -130,7 +130,7 @@ def _may_tell(seen: Snapshot, alert: Alert, now_ms: int) -> bool:
     return last_ms is None or not 0 <= now_ms - last_ms < FLAP_MS
 
 
-def _owe(tx: Tx, settings: Settings, told: Sequence[Alert], found: Sequence[Finding]) -> None:
+def _owe(tx: Tx, settings: Settings, told: Sequence[Alert], found: Sequence[Need]) -> None:
     """One message for all of them, through the outbox like any other."""
     assert settings.alerts.to is not None, "there is somebody to tell"
     destination = settings.destinations[settings.alerts.to]

@@ -253,7 +253,7 @@ def test_an_alert_opens_once_is_told_once_and_closes_when_its_cause_is_gone(
 
     assert watched.open == []
     assert len(watched.told) == 1
-    assert facts.findings(now_of(watched), watched.world.processor.settings) == []
+    assert facts.needs(now_of(watched), watched.world.processor.settings) == []
 
 
 def now_of(watched: Watched) -> facts.Facts:
@@ -340,7 +340,7 @@ def test_an_alert_that_cant_be_delivered_starts_no_chain_of_others(watched: Watc
 
     assert len(watched.told) == 1
     assert watched.open == ["conflicts", "alerts-unsent"]
-    needs = facts.findings(now_of(watched), watched.world.processor.settings)
+    needs = facts.needs(now_of(watched), watched.world.processor.settings)
     assert [one.name for one in needs] == ["conflicts", "alerts-unsent"]
 
 

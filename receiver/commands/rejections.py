@@ -18,7 +18,6 @@ from receiver.commands.shared import (
     json_option,
     listing,
     load_settings,
-    names_in,
     next_step,
     operating,
     print_findings,
@@ -26,6 +25,7 @@ from receiver.commands.shared import (
     reading,
     since_option,
     source_named,
+    source_option,
     why_option,
     with_captured,
 )
@@ -49,9 +49,7 @@ def rejections() -> None:
 
 @rejections.command("list")
 @listing
-@click.option(
-    "--source", metavar="NAME", shell_complete=names_in("sources"), help="Only of this source."
-)
+@source_option
 @click.option("--reason", type=click.Choice(REASONS), help="Only for this reason.")
 @since_option
 def rejections_list(

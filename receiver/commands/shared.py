@@ -251,7 +251,7 @@ source_option = click.option(
     "--source",
     metavar="NAME",
     shell_complete=names_in("sources"),
-    help="Only events that this source received.",
+    help="Only what this source received.",
 )
 
 

@@ -23,7 +23,7 @@ from receiver.commands.shared import (
 from receiver.console import age, counted, moment, rfc3339
 
 if TYPE_CHECKING:
-    from receiver.facts import Facts, Finding
+    from receiver.facts import Facts, Need
 
 RULES = Path(__file__).parents[1] / "examples" / "alerts.rules.yml"
 #: Outcomes as they are told, the most wanted first.
@@ -50,7 +50,7 @@ def status(config: Path, as_json: bool, quiet: bool) -> int:
     with reading(settings) as seen:
         disk = facts.disk_of(settings.database)
         now = facts.look(seen, settings, shared.now_ms(), disk)
-    found = facts.findings(now, settings)
+    found = facts.needs(now, settings)
     if as_json:
         console.print_json(as_object(now, found))
     elif quiet:
@@ -118,7 +118,7 @@ def alerts_rules() -> None:
     click.echo(RULES.read_text(encoding="utf-8"), nl=False)
 
 
-def as_object(now: "Facts", found: "Iterable[Finding]") -> dict[str, object]:
+def as_object(now: "Facts", found: "Iterable[Need]") -> dict[str, object]:
     """How things are, for JSON; ages in seconds."""
     return {
         "at": rfc3339(now.at_ms),
@@ -166,7 +166,7 @@ def as_object(now: "Facts", found: "Iterable[Finding]") -> dict[str, object]:
     }
 
 
-def _print(now: "Facts", found: "list[Finding]") -> None:
+def _print(now: "Facts", found: "list[Need]") -> None:
     good = console.Painted("nothing needs you", "green")
     needs = console.Painted(f"{counted(len(found), 'thing')} needing you", "red")
     console.print_fields([("status", needs if found else good), *_fields(now)])
