@@ -21,7 +21,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import cli
-from receiver import presets, starter
+from receiver import presets, sending, starter
 from receiver.commands import shared
 from receiver.config import ConfigError, load
 from receiver.handlers import Handlers
@@ -462,6 +462,13 @@ def test_send_tells_what_was_answered_as_json(serving: Path, run: Run) -> None:
     assert first["status"] == 200
     wait_until(lambda: first["request_id"] in log_of(serving))
     assert same["event_id"] == "evt_1"
+
+
+def test_an_empty_answer_is_told_as_one(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    configure(Path())
+    monkeypatch.setattr(sending, "post", lambda *_: sending.Answer(200, "", "r-1"))
+
+    assert "answer      nothing (empty body)\n" in run("send", "stripe", "a.b", "--yes").stdout
 
 
 def test_sends_have_fresh_ids(serving: Path, run: Run) -> None:

@@ -128,7 +128,8 @@ def send(
     if as_json:
         console.print_json(described_answer(sample.event_id, answer))
     else:
-        console.print_fields([*described_answer(sample.event_id, answer).items()])
+        told = described_answer(sample.event_id, answer)
+        console.print_fields([*(told | {"answer": answer.word or "nothing (empty body)"}).items()])
         next_step(samples.advice(settings, source, sample, answer.word), config)
     return FINE if answer.status < 300 else FOUND
 
