@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from receiver.config import load
 from tests.service import (
     SECRETS,
     STRIPE_CONFIG,
@@ -90,3 +91,14 @@ def test_each_block_is_closed() -> None:
 
     assert all(marks[::2]), "a block begins with its language"
     assert not any(marks[1::2]), "a block goes on where the next one begins"
+
+
+def test_the_tables_of_another_sender_are_taken_one_after_the_other(tmp_path: Path) -> None:
+    blocks = re.findall(r"```toml\n(.*?)```", README, re.DOTALL)
+    path = tmp_path / "receiver.toml"
+    path.write_text("".join(block for block in blocks if "[sources.billing.scheme" in block))
+
+    settings = load(path, environment={"BILLING_SECRET": "a secret of thirty-two characters"})
+
+    assert settings.warnings == ()
+    assert settings.sources["billing"].contract.preset.batch is not None
