@@ -171,3 +171,13 @@ def test_books_are_one_line_with_every_difference(
         (None, 0, 0),
     ]
     assert command("reconcile", "stripe", "--books").code == 0
+
+
+def test_a_sender_without_a_list_is_said_to_have_none(world: World, command: Command) -> None:
+    slack = '[sources.slack]\nscheme = "slack"\nsecrets = ["env:STRIPE"]\n'
+    (world.folder / "receiver.toml").write_text(slack)
+
+    ran = command("reconcile", "slack")
+
+    assert ran.code == 2
+    assert "how this sender lists its events is not known; what it offers: " in ran.err

@@ -102,6 +102,14 @@ def reconcile(
 def check(source: "Source", *, books: bool, until: str | None) -> None:
     """Ends the command where the config does not say how to compare."""
     where = f"sources.{source.name}.api"
+    recover = source.contract.preset.recover
+    elsewhere = f"; what it offers: {recover}" if recover else ""
+    known = source.contract.preset.api
+    if source.api is None and elsewhere and known.events is None and not known.resources:
+        raise Failure(
+            f"sources.{source.name}: how this sender lists its events is not known{elsewhere}",
+            code=USAGE,
+        )
     if source.api is None:
         raise Failure(
             f'{where} is missing: write api = {{ key = "env:NAME" }} to compare', code=USAGE
@@ -114,7 +122,9 @@ def check(source: "Source", *, books: bool, until: str | None) -> None:
     if books or source.api.events is not None:
         return
     if sender.events is None and not sender.resources:
-        raise Failure(f"{where}: how this sender lists its events is not known", code=USAGE)
+        raise Failure(
+            f"{where}: how this sender lists its events is not known{elsewhere}", code=USAGE
+        )
     if sender.events is not None:
         why = "is missing: write the path of the list, as in /repos/OWNER/REPO/hooks/ID/deliveries"
         raise Failure(f"{where}.events {why}", code=USAGE)
