@@ -251,7 +251,8 @@ class Deliveries:
         try:
             judged = verify(contract, delivery, app.certificates)
         except CertificateMissing as missing:
-            app.certificates.want(missing.url, source.certificates_url)
+            asker = str(seen_in(scope, settings).address())
+            app.certificates.want(missing.url, source.certificates_url, asker)
             raise Refused(UNAVAILABLE, "certificate", str(missing)) from None
         except Rejected as rejected:
             seen = seen_in(scope, settings)

@@ -13,9 +13,11 @@ from receiver import certificates
 from receiver.coded import Certificate
 from receiver.paypal import NAMES
 
-#: URLs that wait to be fetched, and fetches a minute: anyone can name one that is not there.
+#: URLs that wait to be fetched, and fetches a minute, in all and for one who asks: anyone can name
+#: one that is not there, and must not take the turn of the one that is.
 WANTED_MAX = 16
-FETCHES_A_MINUTE_MAX = 6
+FETCHES_A_MINUTE_MAX = 12
+FETCHES_FOR_ONE_MAX = 3
 #: Failures remembered, and milliseconds until a URL is tried again: one that was not reached, and
 #: one that has no good certificate.
 FAILURES_MAX = 64
@@ -58,7 +60,8 @@ class Book:
         self._failed: dict[str, Failure] = {}
         self._wanted: queue.Queue[Wish | None] = queue.Queue(WANTED_MAX)
         self._waiting: set[str] = set()
-        self._recent: deque[int] = deque(maxlen=FETCHES_A_MINUTE_MAX)
+        # When one was asked for, and by whom.
+        self._recent: deque[tuple[int, str]] = deque(maxlen=FETCHES_A_MINUTE_MAX)
         self._thread: threading.Thread | None = None
 
     def get(self, url: str, /) -> Certificate | str | None:
@@ -76,18 +79,24 @@ class Book:
             with contextlib.suppress(certificates.Untrusted, ImportError):
                 self._known[url] = certificates.load(pem)
 
-    def want(self, url: str, base_url: str | None = None) -> None:
-        """Have it fetched, unless it is being, failed a moment ago, or too many are asked for."""
+    def want(self, url: str, base_url: str | None = None, asker: str = "") -> None:
+        """Have it fetched, unless it is being, failed a moment ago, or too many are asked for.
+
+        `asker` is the address that named it.
+        """
         at_ms = self._clock()
         failure = self._failed.get(url)
-        if url in self._waiting or (failure is not None and at_ms <= failure.until_ms):
+        if url in self._waiting or self.get(url) is not None:
             return
-        if len(self._recent) == FETCHES_A_MINUTE_MAX and at_ms - self._recent[0] < 60_000:
+        if failure is not None and at_ms <= failure.until_ms:
+            return
+        askers = [one for asked_ms, one in self._recent if at_ms - asked_ms < 60_000]
+        if len(askers) == FETCHES_A_MINUTE_MAX or askers.count(asker) == FETCHES_FOR_ONE_MAX:
             return
         with contextlib.suppress(queue.Full):
             self._wanted.put_nowait(Wish(url, base_url))
             self._waiting.add(url)
-            self._recent.append(at_ms)
+            self._recent.append((at_ms, asker))
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="certificates", daemon=True)
             self._thread.start()

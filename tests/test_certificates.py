@@ -244,11 +244,30 @@ def test_a_flood_of_addresses_is_fetched_at_a_bounded_rate_and_forgotten() -> No
     for minute in range(20):
         clock.now_ms = NOW_MS + minute * 61_000
         for i in range(100):
-            book.want(f"{URL}-{minute}-{i}")
+            book.want(f"{URL}-{minute}-{i}", asker=f"192.0.2.{i % 50}")
         settled(book)
 
     assert len(asked) == 20 * certificate_book.FETCHES_A_MINUTE_MAX
     assert len(book._failed) == certificate_book.FAILURES_MAX
+    book.close()
+
+
+def test_a_flood_from_one_address_does_not_take_the_senders_turn() -> None:
+    clock = Clock()
+    asked: list[str] = []
+
+    def none(url: str) -> bytes:
+        asked.append(url)
+        raise Untrusted("there is none")
+
+    book = Book(clock, fetch=none)
+    for i in range(100):
+        book.want(f"{URL}-{i}", asker="192.0.2.66")
+    book.want(URL, asker="192.0.2.1")
+    settled(book)
+
+    assert asked[-1] == URL
+    assert len(asked) == certificate_book.FETCHES_FOR_ONE_MAX + 1
     book.close()
 
 
