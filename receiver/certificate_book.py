@@ -18,6 +18,8 @@ from receiver.paypal import NAMES
 WANTED_MAX = 16
 FETCHES_A_MINUTE_MAX = 12
 FETCHES_FOR_ONE_MAX = 3
+#: Certificates that are known; the file keeps as many.
+KNOWN_MAX = 16
 #: Failures remembered, and milliseconds until a URL is tried again: one that was not reached, and
 #: one that has no good certificate.
 FAILURES_MAX = 64
@@ -126,6 +128,8 @@ class Book:
             self._fail(wish.url, Failure(at_ms + UNTRUSTED_MS, str(error)), str(error))
         else:
             self._known[wish.url] = certificates.load(pem.encode())
+            while len(self._known) > KNOWN_MAX:
+                del self._known[next(iter(self._known))]
             log.info("certificate %s: fetched and proved", wish.url)
             self._keep(wish.url, pem, at_ms)
 

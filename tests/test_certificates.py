@@ -252,6 +252,21 @@ def test_a_flood_of_addresses_is_fetched_at_a_bounded_rate_and_forgotten() -> No
     book.close()
 
 
+@pytest.mark.usefixtures("trusted")
+def test_of_many_certificates_the_newest_are_known() -> None:
+    clock = Clock()
+    book = Book(clock, fetch=lambda url: LEAF.pem + ISSUER.pem)
+    urls = [f"{URL}-{i}" for i in range(certificate_book.KNOWN_MAX + 2)]
+
+    for url in urls:
+        clock.now_ms += 60_000
+        book.want(url)
+        settled(book)
+
+    assert [url for url in urls if book.get(url) is None] == urls[:2]
+    book.close()
+
+
 def test_a_flood_from_one_address_does_not_take_the_senders_turn() -> None:
     clock = Clock()
     asked: list[str] = []
