@@ -95,15 +95,17 @@ class Watch:
         """Open alerts to tell of now: new ones, or all of them when it is time to remind."""
         if settings.alerts.to is None or not self._sends:
             return []
-        newest_ms = alerts.newest_sent_ms(seen)
-        if newest_ms is not None and 0 <= now_ms - newest_ms < GATHER_MS:
+        newest_ms = alerts.newest_sent_ms(seen, now_ms)
+        if newest_ms is not None and now_ms - newest_ms < GATHER_MS:
             return []
         told = {(one.name, one.subject) for one in found if one.told}
         opened = [one for one in alerts.opened(seen) if (one.name, one.subject) in told]
         new = [one for one in opened if one.sent_ms is None and _may_tell(seen, one, now_ms)]
         remind_ms = settings.alerts.remind_h * HOUR_MS
         due = [
-            one for one in opened if one.sent_ms is not None and now_ms - one.sent_ms >= remind_ms
+            one
+            for one in opened
+            if one.sent_ms is not None and not 0 <= now_ms - one.sent_ms < remind_ms
         ]
         return new or (opened if due else [])
 
@@ -126,8 +128,8 @@ def _log(change: Alert | Need) -> None:
 
 def _may_tell(seen: Snapshot, alert: Alert, now_ms: int) -> bool:
     """Whether it was not told a moment ago, before it closed and opened again."""
-    last_ms = alerts.last_sent_ms(seen, alert.name, alert.subject)
-    return last_ms is None or not 0 <= now_ms - last_ms < FLAP_MS
+    last_ms = alerts.last_sent_ms(seen, alert.name, alert.subject, now_ms)
+    return last_ms is None or now_ms - last_ms >= FLAP_MS
 
 
 def _owe(tx: Tx, settings: Settings, told: Sequence[Alert], found: Sequence[Need]) -> None:

@@ -73,18 +73,26 @@ def listed(snapshot: Snapshot, limit: int = 50) -> list[Alert]:
     ]
 
 
-def last_sent_ms(snapshot: Snapshot, name: str, subject: str) -> int | None:
-    """When a message told last of this condition, in this or an earlier opening."""
+def last_sent_ms(snapshot: Snapshot, name: str, subject: str, now_ms: int) -> int | None:
+    """When a message told last of this condition, in this or an earlier opening.
+
+    A time ahead of now was written by a clock since set back, and says nothing.
+    """
     found = snapshot.db.execute(
-        "select max(sent_ms) from receiver_alerts where name = ? and subject = ?",
-        (name, subject),
+        """
+        select max(sent_ms) from receiver_alerts
+        where name = ? and subject = ? and sent_ms <= ?
+        """,
+        (name, subject, now_ms),
     ).get
     assert found is None or isinstance(found, int), "the column is an integer"
     return found
 
 
-def newest_sent_ms(snapshot: Snapshot) -> int | None:
-    """When a message told last of any."""
-    found = snapshot.db.execute("select max(sent_ms) from receiver_alerts").get
+def newest_sent_ms(snapshot: Snapshot, now_ms: int) -> int | None:
+    """When a message told last of any; the same of a time ahead of now."""
+    found = snapshot.db.execute(
+        "select max(sent_ms) from receiver_alerts where sent_ms <= ?", (now_ms,)
+    ).get
     assert found is None or isinstance(found, int), "the column is an integer"
     return found

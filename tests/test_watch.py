@@ -308,6 +308,21 @@ def test_an_alert_that_comes_and_goes_is_told_once_an_hour(watched: Watched) -> 
     assert len(watched.told) == 1 + 99 * GATHER_MS // FLAP_MS
 
 
+def test_a_clock_that_was_set_back_starts_no_storm_and_silences_nothing(watched: Watched) -> None:
+    watched.world.store.write(reconcile)
+    watched.world.store.write(conflict)
+    watched.look()
+    watched.world.clock.now_ms -= 3 * 24 * HOUR_MS
+    for _ in range(50):
+        watched.world.store.write(conflict)
+        watched.look(15_000)
+        watched.world.store.write(settle_all)
+        watched.look(15_000)
+
+    # Twice at most: what is open is told once more, by the clock as it is now.
+    assert 2 <= len(watched.told) <= 3
+
+
 def test_what_stays_open_is_told_again_after_a_day_and_all_of_it_in_one_message(
     watched: Watched,
 ) -> None:
