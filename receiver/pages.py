@@ -44,6 +44,7 @@ class Pages:
         self._clock = clock
         self._wait = wait
         self._lost = 0
+        self._asked: set[str] = set()
 
     def read(
         self,
@@ -61,6 +62,7 @@ class Pages:
         if not isinstance(reply, Found):
             self._lost += 1
             if cursor is not None and not isinstance(reply, Later) and self._lost <= LOST_MAX:
+                self._asked.clear()
                 raise CursorLost(reply.why)
             raise Stopped(self._why(reply))
         try:
@@ -69,8 +71,11 @@ class Pages:
                 self._check_mode(item)
         except Unreadable as error:
             raise Stopped(f"{self.path}: {error} (is api.base_url right?)") from error
-        if page.next is not None and page.next == cursor:
-            raise Stopped(f"{self.path}: the next page is the same one again")
+        if page.next is not None:
+            # Sooner or later it would be: a list that leads back to itself has no end.
+            if page.next in self._asked or page.next == cursor:
+                raise Stopped(f"{self.path}: the next page is one that was read before")
+            self._asked.add(page.next)
         return page
 
     def again(self, item: object) -> str | None:

@@ -21,7 +21,7 @@ from store import audit, reconciles, resources
 from store.database import Store
 from store.resources import Name, Seen
 from tests.conftest import NOW_MS, World, stripe_body
-from tests.sender_api import error
+from tests.sender_api import Reply, error
 from tests.sender_lists import NOW_S, SenderLists, sender_lists
 from tests.test_fetching import configured
 
@@ -429,8 +429,20 @@ def test_a_sender_that_repeats_a_page_for_ever_is_left(hooked: World, far: Sende
     page = json.dumps({"data": [paid(1)], "has_more": True}).encode()
     far.instead = lambda path: (200, {}, page)
 
-    with pytest.raises(Stopped, match="the next page is the same one again"):
+    with pytest.raises(Stopped, match="the next page is one that was read before"):
         run(hooked)
+
+
+def test_a_list_that_leads_back_to_itself_is_left(hooked: World, far: SenderLists) -> None:
+    def leading_on(path: str) -> Reply:
+        there = 1 if path.endswith("evt_3") else int(path[-1]) + 1 if "after" in path else 0
+        return (200, {}, json.dumps({"data": [paid(there)], "has_more": True}).encode())
+
+    far.instead = leading_on
+
+    with pytest.raises(Stopped, match="the next page is one that was read before"):
+        run(hooked)
+    assert len(far.asked) <= 6
 
 
 def test_a_dead_event_is_told_and_left_to_a_replay(hooked: World, far: SenderLists) -> None:
