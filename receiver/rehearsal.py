@@ -4,6 +4,7 @@ import contextlib
 import functools
 import json
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -42,6 +43,8 @@ _OUTSIDE = frozenset(
         "subprocess.Popen",
     }
 )
+# Its processes start without a word; what starts them is imported then.
+_STARTERS = "multiprocessing.popen_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +81,15 @@ def rehearse(store: Store, processor: Processor, rows: Sequence[int]) -> Iterato
 def sealed() -> Iterator[None]:
     """Let no Python code in this process reach the network or start a program.
 
-    What it does through a library that Python is not told of, it still can.
+    What it does through a library that Python is not told of, it still can. A thread that was
+    begun meanwhile stays sealed when the others are free again.
     """
-    closed = True
+    closed, known = True, frozenset(threading.enumerate())
+    strays: frozenset[threading.Thread] = frozenset()
 
     def refuse(event: str, arguments: tuple[object, ...]) -> None:
-        if closed and event in _OUTSIDE:
+        starts = event == "import" and str(arguments[0]).startswith(_STARTERS)
+        if (starts or event in _OUTSIDE) and (closed or threading.current_thread() in strays):
             raise PermissionError(f"a dry run reaches nothing outside ({event})")
 
     # It stays for the rest of the process: there is no way to take it out.
@@ -91,6 +97,7 @@ def sealed() -> Iterator[None]:
     try:
         yield
     finally:
+        strays = frozenset(threading.enumerate()) - known
         closed = False
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -12,6 +13,7 @@ from typing import Any
 import apsw
 import pytest
 
+from receiver import rehearsal
 from tests.command import Command
 from tests.conftest import CONFIG, World
 from tests.far_side import answering, serving
@@ -301,6 +303,7 @@ def test_a_dry_run_leaves_the_file_as_it_is_and_sends_nothing(
         "import socket\nwith socket.socket(type=2) as udp: udp.sendto(b'x', ('127.0.0.1', PORT))",
         "import subprocess; subprocess.run(['true'])",
         "import os; os.system('true')",
+        "import multiprocessing as m; m.get_context('spawn').Process(target=print).start()",
     ],
 )
 def test_a_handler_reaches_nothing_outside_in_a_dry_run(
@@ -319,6 +322,28 @@ def test_a_handler_reaches_nothing_outside_in_a_dry_run(
         ((_, event),) = changes(told, "receiver_events")
         assert "a dry run reaches nothing outside" in event["last_error"]
         assert (far.connections, dump(world)) == (0, before)
+
+
+def test_a_thread_that_a_handler_left_behind_reaches_nothing_after_the_dry_run() -> None:
+    told: list[str] = []
+    over = threading.Event()
+
+    def later() -> None:
+        over.wait()
+        try:
+            socket.create_connection(("127.0.0.1", 1))
+        except OSError as error:
+            told.append(str(error))
+
+    with rehearsal.sealed():
+        thread = threading.Thread(target=later)
+        thread.start()
+    over.set()
+    thread.join()
+
+    assert told == ["a dry run reaches nothing outside (socket.getaddrinfo)"]
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", 1))
 
 
 def _body(run: str) -> bytes:
