@@ -101,11 +101,12 @@ class Now(Clock):
 
 
 class Seen(NamedTuple):
-    """One request: its path, its Idempotency-Key, and when it was read."""
+    """One request: its path, its Idempotency-Key, when it was read, and its body."""
 
     path: str
     key: str
     at_s: float
+    body: bytes
 
 
 class Peer(http.server.ThreadingHTTPServer):
@@ -155,8 +156,8 @@ class _PeerHandler(http.server.BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         peer = self.server
         assert isinstance(peer, Peer)
-        self.rfile.read(int(self.headers["Content-Length"]))
-        seen = Seen(self.path, self.headers["Idempotency-Key"], time.monotonic())
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        seen = Seen(self.path, self.headers["Idempotency-Key"], time.monotonic(), body)
         peer.seen.append(seen)
         peer.on_seen()
         peer.gate.wait()

@@ -1,12 +1,9 @@
 """The worker with a real file, a real HTTP server and its own threads."""
 
-import http.server
 import json
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,6 +16,7 @@ from store import attempts, inbox, outbox
 from store.database import Store, Tx
 from store.outbox import Message
 from tests.conftest import CONFIG, World
+from tests.processes import Peer, peering
 
 SENDING = """
 [[rules]]
@@ -36,47 +34,10 @@ json = { invoice = "{data.object.id}", key = "{_message.operation_key}" }
 """
 
 
-class Peer(http.server.ThreadingHTTPServer):
-    """The other side: remembers what came and answers as told."""
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), PeerHandler)
-        self.status = 200
-        self.headers: dict[str, str] = {}
-        self.seen: list[tuple[str, dict[str, Any]]] = []
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}/hook"
-
-
-class PeerHandler(http.server.BaseHTTPRequestHandler):
-    def do_POST(self) -> None:
-        peer = self.server
-        assert isinstance(peer, Peer)
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        peer.seen.append((self.headers["Idempotency-Key"], json.loads(body)))
-        self.send_response(peer.status)
-        for name, value in peer.headers.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-
 @pytest.fixture
 def peer() -> Iterator[Peer]:
-    peer = Peer()
-    thread = threading.Thread(target=peer.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    yield peer
-    peer.shutdown()
-    thread.join()
-    peer.server_close()
+    with peering() as peer:
+        yield peer
 
 
 class Works:
@@ -100,8 +61,8 @@ class Works:
 
 @pytest.fixture
 def sending(world: World, peer: Peer) -> World:
-    text = CONFIG.replace('run = "off"', "threads = 2").replace("URL", peer.url)
-    world.configure(text + SENDING.replace("URL", peer.url))
+    text = CONFIG.replace('run = "off"', "threads = 2").replace("URL", peer.url())
+    world.configure(text + SENDING.replace("URL", peer.url()))
     return world
 
 
@@ -377,9 +338,8 @@ def test_two_events_for_one_invoice_owe_each_message_once(works: Works, peer: Pe
     assert len(peer.seen) == 2
     first, again = message(world, 1), message(world, 2)
     assert (first.name, again.name) == ("", "again")
-    assert {key for key, _ in peer.seen} == {first.operation_key, again.operation_key}
-    assert peer.seen[0][1]["invoice"] == "in_1"
-    assert peer.seen[0][1]["key"] == peer.seen[0][0]
+    assert {one.key for one in peer.seen} == {first.operation_key, again.operation_key}
+    assert json.loads(peer.seen[0].body) == {"invoice": "in_1", "key": peer.seen[0].key}
 
 
 def test_a_handler_sends_too(works: Works, peer: Peer) -> None:
@@ -412,7 +372,7 @@ def test_what_is_owed_is_not_altered_by_a_later_config(sending: World, peer: Pee
     until(lambda: len(peer.seen) == 2)
     works.stop()
 
-    assert {body["invoice"] for _, body in peer.seen} == {"in_1"}
+    assert {json.loads(one.body)["invoice"] for one in peer.seen} == {"in_1"}
 
 
 def test_a_message_that_does_not_render_is_dead_and_the_grant_stays(sending: World) -> None:
