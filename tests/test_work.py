@@ -1,5 +1,6 @@
 """`receiver work` as a process of its own, beside whoever receives."""
 
+import json
 import re
 import signal
 import subprocess
@@ -11,8 +12,9 @@ import pytest
 
 from tests.command import Command
 from tests.conftest import CONFIG, World
+from tests.processes import Peer
 from tests.test_cli import PATIENCE_S, ended, free_port, receiver
-from tests.test_worker import SENDING, Peer, message, peer, until
+from tests.test_worker import SENDING, message, peer, until
 
 __all__ = ["peer"]
 
@@ -25,7 +27,7 @@ def apart(world: World, peer: Peer) -> World:
     text = CONFIG.replace('run = "off"', 'run = "separate"').replace(
         "[sources.stripe]", '[sources.stripe]\nmode = "queued"'
     )
-    world.configure(text + SENDING.replace("URL", peer.url))
+    world.configure(text + SENDING.replace("URL", peer.url()))
     return world
 
 
@@ -58,7 +60,7 @@ def test_it_applies_what_was_queued_and_sends_what_is_owed(apart: World, peer: P
         apart.stripe("evt_2", "invoice.announced", id="in_2")
         sent = "select count(*) from receiver_outbox where state = 'sent'"
         until(lambda: apart.query(sent) == [(4,)], PATIENCE_S)
-    assert {body["invoice"] for _, body in peer.seen} == {"in_1", "in_2"}
+    assert {json.loads(one.body)["invoice"] for one in peer.seen} == {"in_1", "in_2"}
     assert [apart.state(name) for name in ("evt_1", "evt_2")] == ["done", "done"]
 
 
@@ -82,7 +84,7 @@ def test_it_says_what_it_works_on_and_when_it_stopped(apart: World, peer: Peer) 
     assert told == [
         f"working on {apart.folder / 'receiver.db'}",
         "queued source stripe",
-        f"destination app: http to {peer.url.removesuffix('/hook')}",
+        f"destination app: http to {peer.url('')}",
         "stopped",
     ]
 
