@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from receiver import presets
-from receiver.extract import Headers
+from receiver.extract import Headers, form_values
 from receiver.handshakes import Handshake
 from receiver.presets import BEARERS, PUBLIC_KEYS, Preset, Scheme
 from receiver.verify import Contract, Delivery, Event, Rejected, Secret, canonical, reread, verify
@@ -69,7 +69,11 @@ def check(contract: Contract, event: Event, delivery: Delivery) -> None:
     """What holds for every event, whatever its sender signed."""
     assert event.event_id
     assert not re.search("[\x00-\x1f\x7f]", event.key_id + event.type + event.account)
-    assert event.body == delivery.body or contract.preset.batch is not None
+    signed = [delivery.body]
+    if all(scheme.has("payload") for scheme in contract.preset.schemes):
+        # The field alone, where there is one.
+        signed += form_values(delivery.body, contract.preset.payload or b"")
+    assert event.body in signed or contract.preset.batch is not None
     assert event.body_sha256 == sha256(event.body).digest()
     digest = canonical(event.body, event.content_type, contract.preset.volatile)
     assert digest is None or len(digest) == 32
