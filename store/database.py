@@ -16,7 +16,7 @@ import apsw
 
 from store import copies, fence, guard, schema
 from store.errors import Replaced, StoreError, TransactionLost, Unavailable
-from store.lock import Lock
+from store.lock import Lock, path_of
 
 T = TypeVar("T")
 
@@ -529,7 +529,9 @@ def _lock(path: Path) -> Lock:
             raise StoreError(f"{path}: is a folder; name a file")
         lock = Lock(path)
     except OSError as error:
-        raise StoreError(f"{path}: {_not_permitted(path) or error.strerror}") from error
+        told = _not_permitted(path)
+        what = f"{path}: {told}" if told else f"{path_of(path)}: can't be used: {error.strerror}"
+        raise StoreError(what) from error
     deadline = time.monotonic() + LOCK_WAIT_S
     while not lock.share():
         if time.monotonic() > deadline:

@@ -9,7 +9,7 @@ import apsw
 
 from store import copies
 from store.errors import StoreError
-from store.lock import Lock
+from store.lock import Lock, path_of
 
 #: How long another connection's last statement is waited for, in milliseconds.
 _BUSY_MS = 1_000
@@ -24,7 +24,7 @@ def alone(database: Path) -> Iterator[None]:
     try:
         lock = Lock(database)
     except OSError as error:
-        raise StoreError(f"{database}: can't be replaced: {error.strerror}") from error
+        raise StoreError(f"{path_of(database)}: can't be used: {error.strerror}") from error
     with contextlib.closing(lock):
         if not lock.alone():
             raise StoreError(

@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from receiver import caller
 from receiver.backup import is_ours
 from receiver.config import load
 from store import copies, database
 from store.database import Store, Tx, snapshot
 from store.errors import StoreError
+from store.lock import path_of
 from store.replace import alone, replace
 from tests.command import Command
 from tests.conftest import World
@@ -534,6 +536,36 @@ def test_a_second_restore_at_once_leaves_alone_what_the_first_one_writes(
     assert ran.code == 1
     assert "in use" in ran.err
     assert part.read_bytes() == b"of the first one"
+    reopen(world)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may become somebody else")
+def test_a_file_of_roots_in_anybodys_folder_is_restored_by_root(
+    world: World, receiver: Command, made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.store.close()
+    became: list[int] = []
+    monkeypatch.setattr(caller, "_become", lambda user, group: became.append(user))
+    os.chown(world.folder, 65_534, 65_534)
+
+    assert receiver("restore", str(made), "--yes").code == 0
+
+    assert became == []
+    reopen(world)
+
+
+def test_a_lock_that_cant_be_used_is_named(world: World, receiver: Command, made: Path) -> None:
+    world.store.close()
+    lock = path_of(world.store.path)
+    lock.unlink()
+    lock.mkdir()
+
+    for words in (("restore", str(made), "--yes"), ("links", "add", "stripe", "cus_2", "acme")):
+        ran = receiver(*words)
+
+        assert ran.code == 1
+        assert f"{lock}: can't be used: Is a directory" in ran.err
+    lock.rmdir()
     reopen(world)
 
 

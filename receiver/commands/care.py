@@ -169,6 +169,7 @@ def restore(config: Path, backup: Path, yes: bool, reason: str) -> None:
     from receiver import operate
     from receiver.caller import actor, become_owner
     from receiver.restore import carry_out, note, plan
+    from store.database import exists
 
     settings = load_settings(config)
     who = actor()
@@ -177,8 +178,9 @@ def restore(config: Path, backup: Path, yes: bool, reason: str) -> None:
         tell_plan(planned)
         if not yes:
             confirm(f"Replace {settings.database}?")
-        # Whoever has the file, or else the folder, shall have what is restored.
-        become_owner(settings.database) or become_owner(settings.database.parent)
+        # Whoever has the file, or where there is none the folder, shall have what is restored.
+        there = exists(settings.database)
+        become_owner(settings.database if there else settings.database.parent)
         aside = carry_out(planned, source, shared.now_ms())
     with acting(settings) as (store, _):
         store.write(lambda tx: note(tx, planned, aside, operate.By(who, reason)))
