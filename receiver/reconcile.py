@@ -46,6 +46,9 @@ PAGES_MAX = 10_000
 #: Events looked up in one transaction, and those of a run whose end is looked at once more.
 LOOKED_UP, LEFT_MAX = 100, 1_000
 
+#: Other resources that are asked for before one is believed to be gone.
+WITNESSES_MAX = 5
+
 UNFINISHED = ("pending", "parked", "quarantined", "dead")
 
 
@@ -179,6 +182,8 @@ class Run:
         self._recent: set[tuple[str, str]] = set()
         self._pages = 0
         self._oldest_ms = 0
+        # By account: whether the key reads anything that is known of it.
+        self._reads: dict[str, bool] = {}
 
     def run(self) -> Result:
         """All of it. Raises Stopped; the next run for the same goes on from there."""
@@ -480,7 +485,7 @@ class Run:
     def _compare(self, one: Resource, counts: Counts) -> None:
         try:
             path = fetching.plan(self.means.processor.settings, self.source.name, one.name).path
-            reply = self._fetch(one, path)
+            reply = self._believed(one, self._fetch(one, path))
             seen = self.means.write(partial(self._seen, one=one, reply=reply))
         except (NotFetchable, Unjudgeable) as error:
             counts.unread += 1
@@ -493,6 +498,37 @@ class Run:
         self._tell_of(one, "differs", f"{was} here, {seen.state} {seen.fields} at the sender")
         if self.asked.apply and self._mend(one, path):
             counts.mended += 1
+
+    def _believed(self, one: Resource, reply: Found | Missing) -> Found | Missing:
+        """To a key of another account all that is known here is missing. Raises Unjudgeable."""
+        if isinstance(reply, Found):
+            self._reads[one.account] = True
+        elif not (one.deleted or self._reads_others(one)):
+            raise Unjudgeable(
+                one.resource_id,
+                f"{reply.why}, and so are others: is api.key a key of the account that sends the "
+                "events? (if it is gone: `receiver resources fetch --accept`)",
+            )
+        return reply
+
+    def _reads_others(self, one: Resource) -> bool:
+        """Whether the key reads anything else of the account. Raises Stopped."""
+        if one.account not in self._reads:
+            listed = partial(resources.listed, source=self.identity, limit=LOOKED_UP)
+            others = [
+                other
+                for other in self.means.write(listed)
+                if other.account == one.account and other.id != one.id and not other.deleted
+            ]
+            self._reads[one.account] = any(map(self._is_there, others[-WITNESSES_MAX:]))
+        return self._reads[one.account]
+
+    def _is_there(self, one: Resource) -> bool:
+        try:
+            path = fetching.plan(self.means.processor.settings, self.source.name, one.name).path
+            return isinstance(self._fetch(one, path), Found)
+        except (NotFetchable, Unjudgeable):
+            return False
 
     def _fetch(self, one: Resource, path: str) -> Found | Missing:
         """Raises Stopped, or Unjudgeable for what can't be had by this key."""

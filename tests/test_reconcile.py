@@ -632,6 +632,18 @@ def test_what_drifted_is_told_and_with_apply_mended_the_canceled_ones_too(
     assert run(projected)[0].gap == 0
 
 
+def test_a_key_of_another_account_deletes_nothing(projected: World, far: SenderLists) -> None:
+    for number in range(3):
+        far.remove(f"/v1/subscriptions/sub_{number}")
+    before = states(projected)
+
+    found, told = run(projected, apply=True)
+
+    assert (found.counts.unread, found.counts.mended, found.gap) == (3, 0, 3)
+    assert "is api.key a key of the account" in told.differences[0].detail
+    assert states(projected) == before
+
+
 def test_reading_resources_goes_on_where_it_was_cut_off(projected: World, far: SenderLists) -> None:
     far.instead = lambda path: error(401) if path.endswith("sub_2") else None
     with pytest.raises(Stopped):
