@@ -552,6 +552,9 @@ class Run:
             return None
         project = fetching.plan(self.means.processor.settings, self.source.name, one.name).project
         seen = fetching.seen(tx, one.name, project, reply)
+        if seen.version is not None and seen.version < (known.version or seen.version):
+            # A copy of the sender's that lags behind what was here before.
+            return None
         same = (known.state, known.fields, known.deleted)
         return None if same == (seen.state, seen.fields, seen.deleted) else seen
 

@@ -632,6 +632,21 @@ def test_what_drifted_is_told_and_with_apply_mended_the_canceled_ones_too(
     assert run(projected)[0].gap == 0
 
 
+def test_an_older_version_at_the_sender_is_no_drift(world: World, far: SenderLists) -> None:
+    versioned = STATE.replace("project.state", 'project.version = "v"\nproject.state')
+    configured(world, versioned.replace("URL", far.url))
+    name = Name("stripe", "", "subscription", "sub_0")
+    seen = Seen("active", '{"plan":"max"}', version=5)
+    world.store.write(partial(resources.put, name=name, seen=seen, came_from="event", event=None))
+    far.put("/v1/subscriptions/sub_0", status="active", plan="pro", v=4)
+
+    assert run(world, apply=True)[0].counts.drifted == 0
+    assert states(world) == [("sub_0", "active", '{"plan":"max"}')]
+
+    far.put("/v1/subscriptions/sub_0", status="active", plan="pro", v=6)
+    assert run(world, apply=True)[0].counts.mended == 1
+
+
 def test_a_key_of_another_account_deletes_nothing(projected: World, far: SenderLists) -> None:
     for number in range(3):
         far.remove(f"/v1/subscriptions/sub_{number}")
