@@ -14,6 +14,7 @@ from store import audit, forgotten, inbox, outbox, resources
 from store.database import Snapshot, Store, Tx
 from store.forgotten import Held
 from store.inbox import Row
+from store.operations import Key
 
 T = TypeVar("T")
 
@@ -135,6 +136,22 @@ def in_conflicts(
     while page := look(functools.partial(forgotten.conflicts, after=after, limit=PAGE_BODIES)):
         yield [event for _, event, kind, body in page if mentions(body, kind, customer)]
         after = page[-1][0]
+
+
+def in_what_was_made(store: Store, customer: str) -> Iterator[list[int]]:
+    """Events whose records or resources have this value, page by page.
+
+    Those of an event stay when its payload has gone by age.
+    """
+    look = looking(store)
+    key: Key | None = None
+    while page := look(functools.partial(forgotten.records, after=key, limit=PAGE_BODIES)):
+        yield [event for _, event, data in page if mentions(data.encode(), "json", customer)]
+        key = page[-1][0]
+    number = 0
+    while known := look(functools.partial(forgotten.projected, after=number, limit=PAGE_BODIES)):
+        yield [event for _, event, data in known if mentions(data.encode(), "json", customer)]
+        number = known[-1][0]
 
 
 def mentions(body: bytes, content_type: str, customer: str) -> bool:

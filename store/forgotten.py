@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from store.database import Snapshot, Tx
+from store.operations import Key
 from store.outbox import UNWRITTEN
 
 
@@ -218,6 +219,37 @@ def conflicts(snapshot: Snapshot, after: int, limit: int) -> list[tuple[int, int
             """
             select id, event, content_type, body from receiver_conflicts
             where id > ? and body is not null order by id limit ?
+            """,
+            (after, limit),
+        )
+    )
+
+
+def records(snapshot: Snapshot, after: Key | None, limit: int) -> list[tuple[Key, int, str]]:
+    """Key, event and data, of records that an event made and that still have any, beyond a key."""
+    return [
+        (Key(*values[:4]), *values[4:])
+        for values in snapshot.db.execute(
+            """
+            select r.source, r.account, r.subject, r.operation, o.event, r.data
+            from receiver_records r join receiver_operations o using (
+              source, account, subject, operation)
+            where (r.source, r.account, r.subject, r.operation) > (?, ?, ?, ?)
+              and r.data <> '{}' and o.event is not null and o.kind = 'record'
+            order by r.source, r.account, r.subject, r.operation limit ?
+            """,
+            (*(after or ("", "", "", "")), limit),
+        )
+    ]
+
+
+def projected(snapshot: Snapshot, after: int, limit: int) -> list[tuple[int, int, str]]:
+    """Number, event and fields, of resources that an event brought and that have any."""
+    return list(
+        snapshot.db.execute(
+            """
+            select id, event, fields from receiver_resources
+            where id > ? and event is not null and fields <> '{}' order by id limit ?
             """,
             (after, limit),
         )

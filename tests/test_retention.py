@@ -274,6 +274,20 @@ def test_an_unfinished_event_is_not_redacted(world: World, receiver: Command) ->
     assert payload(world, "evt_1") is not None
 
 
+def test_a_person_is_found_in_records_whose_events_were_pruned(
+    world: World, receiver: Command
+) -> None:
+    world.stripe("evt_1", "feedback.created", id="f1", text="ada@example.com", rating=1)
+    world.stripe("evt_2", "feedback.created", id="f2", text="bob@example.com", rating=1)
+    pass_days(world, 100)
+    assert receiver("prune").code == 0
+
+    ran = receiver("redact", "--customer", "ada@example.com", "--yes", "--reason", "x")
+
+    assert "1 of 1 event" in ran.out
+    assert world.query("select subject from receiver_records where data = '{}'") == [("evt_1",)]
+
+
 def test_a_full_disk_after_a_redaction_is_told_in_words(
     world: World, receiver: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -357,6 +357,8 @@ def find_customer(store: "Store", customer: str) -> list[int]:
             advance(retention.PAGE_BODIES)
     for page in retention.in_conflicts(look, customer):
         found += page
+    for page in retention.in_what_was_made(store, customer):
+        found += page
     return sorted(found)
 
 
@@ -370,7 +372,7 @@ def tell_found(store: "Store", rows: list[int]) -> None:
         assert row is not None, "events are never deleted"
         console.say(f"{row.id}  {shown.name_of(row)}  {row.type}  {row.state}")
     if not rows:
-        console.warn("no event that still has its payload fits", None)
+        console.warn("no event fits", None)
 
 
 def redact_all(
