@@ -18,12 +18,11 @@ from urllib.parse import urlsplit
 from receiver.signing import sign
 from store.database import Store, snapshot
 from tests.conftest import SECRETS, Clock, World
+from tests.service import until
 
 ROOT = Path(__file__).parents[1]
 #: Seconds after which a test gives up; nothing waits for it to pass.
 PATIENCE_S = 20.0
-#: Seconds between two looks at a condition.
-LOOK_S = 0.005
 
 CONFIG = """
 handlers = "handlers.py"
@@ -83,14 +82,6 @@ db.execute("begin immediate")
 print("held", flush=True)
 sys.stdin.read()
 """
-
-
-def until(true: Callable[[], bool], patience_s: float = PATIENCE_S) -> None:
-    """Wait for a condition."""
-    deadline = time.monotonic() + patience_s
-    while not true():
-        assert time.monotonic() < deadline, "it did not come true"
-        time.sleep(LOOK_S)
 
 
 class Now(Clock):

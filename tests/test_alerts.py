@@ -18,7 +18,8 @@ from store import reconciles
 from tests.command import Command
 from tests.conftest import Clock, stripe_body
 from tests.far_side import Far, answering, part, serving
-from tests.processes import Place, Running, placing, until
+from tests.processes import Place, Running, placing
+from tests.service import until
 
 OK = answering(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
 NO = answering(b"HTTP/1.1 400 No\r\nContent-Length: 0\r\n\r\n")

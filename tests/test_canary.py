@@ -13,7 +13,8 @@ import pytest
 from tests import canary
 from tests.conftest import SECRETS, stripe_body
 from tests.far_side import Far, answering, serving
-from tests.processes import Place, placing, until
+from tests.processes import Place, placing
+from tests.service import until
 
 HANDLERS = """
 import logging

@@ -30,6 +30,7 @@ from store import rejections
 from store.database import Store
 from store.errors import Refused, StoreError, Unavailable
 from tests.conftest import CONFIG, HANDLERS, NOW_MS, SECRETS, Clock, World, stripe_body
+from tests.far_side import unused_port
 
 ROOT = Path(__file__).parents[1]
 PATIENCE_S = 30
@@ -67,12 +68,6 @@ def receiver(*words: str, cwd: Path, **options: Any) -> "subprocess.Popen[str]":
 def ended(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
     out, err = process.communicate(timeout=PATIENCE_S)
     return process.returncode, out, err
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def only(result: Result) -> str:
@@ -377,7 +372,7 @@ def serving(tmp_path: Path) -> Iterator[Path]:
     path = tmp_path / "receiver.toml"
     text = path.read_text()
     for port in ("8080", "8081"):
-        text = text.replace(f"127.0.0.1:{port}", f"127.0.0.1:{free_port()}")
+        text = text.replace(f"127.0.0.1:{port}", f"127.0.0.1:{unused_port()}")
     path.write_text(text)
     with tmp_path.joinpath("log").open("w") as log:
         server = receiver("serve", cwd=tmp_path, stderr=log)
@@ -551,7 +546,9 @@ def test_another_secret_than_the_servers_is_found_out(serving: Path, run: Run) -
 
 
 def test_send_without_a_server_says_how_to_start_one(run: Run, tmp_path: Path) -> None:
-    configure(tmp_path, f'[server]\nlisten = "127.0.0.1:{free_port()}"\n{CONFIG_WITHOUT_HANDLERS}')
+    configure(
+        tmp_path, f'[server]\nlisten = "127.0.0.1:{unused_port()}"\n{CONFIG_WITHOUT_HANDLERS}'
+    )
 
     result = run("send", "test", "invoice.paid")
 
@@ -604,7 +601,7 @@ def test_send_refuses_what_it_should_not_do(
 
 def test_send_goes_to_a_live_source_when_told_twice(run: Run, tmp_path: Path) -> None:
     configure(tmp_path, CONFIG_WITHOUT_HANDLERS)
-    url = f"http://127.0.0.1:{free_port()}/"
+    url = f"http://127.0.0.1:{unused_port()}/"
 
     result = run("send", "stripe", "invoice.paid", "--yes", "--url", url)
 
@@ -1043,7 +1040,7 @@ def test_secrets_of_other_sources_may_be_missing(
     configure(tmp_path, CONFIG.replace("env:GITHUB", "env:NOWHERE"))
     words = ["--at", str(NOW_MS // 1000)]
     if command == "send":
-        words = ["invoice.paid", "--url", f"http://127.0.0.1:{free_port()}/"]
+        words = ["invoice.paid", "--url", f"http://127.0.0.1:{unused_port()}/"]
 
     good = run(command, "stripe", *words, stdin=json.dumps(signed_request()))
     bad = run(command, "github", *words, stdin="{}")

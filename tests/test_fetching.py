@@ -22,7 +22,7 @@ from store.fetches import Fetch
 from store.resources import Name, Resource
 from tests.conftest import SECRETS, Clock, World, stripe_body
 from tests.sender_api import KEY, SenderApi, error, sender_api
-from tests.test_worker import until
+from tests.service import until
 
 AT = "/v1/subscriptions/sub_1"
 SUBSCRIPTION = Name("stripe", "", "subscription", "sub_1")

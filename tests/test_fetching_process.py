@@ -9,8 +9,9 @@ import pytest
 
 from receiver.fetching import LEASE_S
 from tests.conftest import stripe_body
-from tests.processes import Place, Places, placing, until
+from tests.processes import Place, Places, placing
 from tests.sender_api import KEY, SenderApi, sender_api
+from tests.service import until
 
 #: By more than a lease lasts.
 LATER_S = int(LEASE_S) + 10

@@ -14,7 +14,8 @@ from receiver.counters import Histogram
 from tests import canary
 from tests.conftest import stripe_body
 from tests.far_side import unused_port
-from tests.processes import Place, Running, destination, placing, until
+from tests.processes import Place, Running, destination, placing
+from tests.service import until
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 

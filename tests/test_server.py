@@ -30,6 +30,7 @@ from receiver.http import Limits
 from receiver.signing import sign
 from receiver.verify import Contract
 from store.database import snapshot
+from tests.service import until
 from tests.test_http import Loop, Rig, Wire
 from tests.test_systemd import Manager
 
@@ -234,13 +235,6 @@ def signed(contract: Contract, delivery_id: str, type: str = "push") -> bytes:
 def stored(folder: Path) -> list[str]:
     with snapshot(folder / "receiver.db") as seen:
         return [str(each) for (each,) in seen.db.execute("select event_id from receiver_events")]
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.005)
 
 
 # Starting

@@ -15,9 +15,9 @@ from store.reconciles import Reconcile
 from tests.conftest import World
 from tests.sender_api import error
 from tests.sender_lists import SenderLists, sender_lists
+from tests.service import until
 from tests.test_fetching import configured
 from tests.test_reconcile import CONFIG, EVENTS, deliver, paid
-from tests.test_worker import until
 
 HOUR_MS = 3_600_000
 

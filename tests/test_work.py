@@ -12,9 +12,11 @@ import pytest
 
 from tests.command import Command
 from tests.conftest import CONFIG, World
+from tests.far_side import unused_port
 from tests.processes import Peer
-from tests.test_cli import PATIENCE_S, ended, free_port, receiver
-from tests.test_worker import SENDING, message, peer, until
+from tests.service import until
+from tests.test_cli import PATIENCE_S, ended, receiver
+from tests.test_worker import SENDING, message, peer
 
 __all__ = ["peer"]
 
@@ -130,7 +132,9 @@ def test_it_refuses_where_the_worker_is_not_to_run_apart(
 
 def test_the_server_says_where_the_worker_runs(apart: World, peer: Peer) -> None:
     path = apart.folder / "receiver.toml"
-    server = f'[server]\nlisten = "127.0.0.1:{free_port()}"\nadmin = "127.0.0.1:{free_port()}"\n'
+    server = (
+        f'[server]\nlisten = "127.0.0.1:{unused_port()}"\nadmin = "127.0.0.1:{unused_port()}"\n'
+    )
     path.write_text(path.read_text().replace("[worker]", f"{server}[worker]", 1))
     with (apart.folder / "log").open("w") as log:
         process = receiver("serve", cwd=apart.folder, stderr=log)

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ from store.database import Store, Tx
 from store.outbox import Message
 from tests.conftest import CONFIG, World
 from tests.processes import Peer, peering
+from tests.service import until
 
 SENDING = """
 [[rules]]
@@ -71,13 +72,6 @@ def works(sending: World) -> Iterator[Works]:
     running = Works(sending)
     yield running
     running.stop()
-
-
-def until(true: Callable[[], bool], seconds: float = 10) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, "it did not come true"
-        time.sleep(0.005)
 
 
 def queue(world: World) -> None:

@@ -12,17 +12,8 @@ import pytest
 from aiosmtpd.controller import Controller
 
 from store import attempts, outbox
-from tests.processes import (
-    PATIENCE_S,
-    Peer,
-    Place,
-    crowded,
-    destination,
-    locked,
-    peering,
-    placing,
-    until,
-)
+from tests.processes import PATIENCE_S, Peer, Place, crowded, destination, locked, peering, placing
+from tests.service import until
 
 #: The restarted worker's clock is ahead by more than a lease lasts: 10 s and LEASE_SPARE_S.
 LATER_S = 60

@@ -21,8 +21,8 @@ from tests.processes import (
     destination,
     peering,
     placing,
-    until,
 )
+from tests.service import until
 
 #: By more than a lease lasts: 10 s and LEASE_SPARE_S.
 LATER_S = 60
