@@ -27,10 +27,13 @@ class Keys:
     certificate: bytes | None = None
 
 
-@functools.cache
 def keys_of(preset: Preset, seed: bytes = b"1") -> Keys:
     """Keys that fit the first scheme; others for another seed of one byte."""
-    scheme = preset.schemes[0]
+    return _keys_of(preset.schemes[0], seed)
+
+
+@functools.cache
+def _keys_of(scheme: Scheme, seed: bytes) -> Keys:
     raw = seed * 32
     match scheme.algo:
         case "ed25519":
