@@ -37,7 +37,12 @@ SECTIONS = {
         "version": "setup",
         "completion": "completion",
     },
-    "Try out": {"demo": "trying", "send": "trying", "verify": "trying"},
+    "Try out": {
+        "demo": "trying",
+        "selftest": "selftest",
+        "send": "trying",
+        "verify": "trying",
+    },
     "Look and repair": {
         "status": "status",
         "alerts": "status",

@@ -17,7 +17,7 @@ from receiver.console import counted
 from receiver.playground import SOURCE, Answer, Playground, PlaygroundError, wait_until
 from store import conflicts, inbox, ledger
 
-__all__ = ["RULES", "PlaygroundError", "run"]
+__all__ = ["CHECKOUT", "RULES", "PlaygroundError", "invoice", "run", "set_up", "signals_noted"]
 
 #: Deliveries of one event at the same moment.
 AT_ONCE = 50
@@ -99,10 +99,10 @@ def run(
     command line. Raises PlaygroundError, and
     KeyboardInterrupt once a signal has been heeded and everything is cleaned up.
     """
-    with _signals_noted() as interrupted:
+    with signals_noted() as interrupted:
         folder = Path(tempfile.mkdtemp(prefix="receiver-demo-"))
         try:
-            with contextlib.closing(_set_up(folder, clock, rules)) as play:
+            with contextlib.closing(set_up(folder, clock, rules)) as play:
                 different = _play(play, say, interrupted)
         finally:
             if not keep:
@@ -123,7 +123,7 @@ def run(
 
 
 @contextlib.contextmanager
-def _signals_noted() -> Iterator[threading.Event]:
+def signals_noted() -> Iterator[threading.Event]:
     """Set by a signal that would end us; heeded between two checks, so nothing is left behind."""
     noted = threading.Event()
     before = {
@@ -138,7 +138,8 @@ def _signals_noted() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-def _set_up(folder: Path, clock: Callable[[], int], rules: str) -> Playground:
+def set_up(folder: Path, clock: Callable[[], int], rules: str) -> Playground:
+    """A playground in an empty folder, with a secret of its own and these rules."""
     secret = "whsec_" + secrets.token_hex(16)
     play = Playground(folder, secret.encode(), clock)
     listen, admin = ("{}:{}".format(*each.getsockname()) for each in (play.public, play.admin))
@@ -210,7 +211,7 @@ def _event(event_id: str, type: str, **of: object) -> bytes:
     return json.dumps(event | {"data": {"object": of}}).encode()
 
 
-def _invoice(
+def invoice(
     event_id: str, invoice: str, customer: str = "cus_1", type: str = "invoice.paid"
 ) -> bytes:
     return _event(
@@ -224,15 +225,15 @@ def _invoice(
     )
 
 
-EARLY = _invoice("evt_1", "in_1")
+EARLY = invoice("evt_1", "in_1")
 CHECKOUT = _event(
     "evt_2", "checkout.session.completed", customer="cus_1", client_reference_id=WORKSPACE
 )
-CROWDED = _invoice("evt_3", "in_2")
-SECOND = _invoice("evt_4", "in_2", type="invoice.payment_succeeded")
+CROWDED = invoice("evt_3", "in_2")
+SECOND = invoice("evt_4", "in_2", type="invoice.payment_succeeded")
 TAMPERED_ID = "evt_5"
-STRANGER = _invoice("evt_6", "in_3", customer="cus_2")
-KILLED = _invoice("evt_7", "in_4")
+STRANGER = invoice("evt_6", "in_3", customer="cus_2")
+KILLED = invoice("evt_7", "in_4")
 GENUINE = (EARLY, CHECKOUT, CROWDED, SECOND, STRANGER, KILLED)
 
 FIX = f"links add {SOURCE} cus_2 WORKSPACE"
@@ -272,7 +273,7 @@ def _second_event(play: Playground) -> Iterator[Check]:
 
 
 def _tampered(play: Playground) -> Iterator[Check]:
-    body = _invoice(TAMPERED_ID, "in_5")
+    body = invoice(TAMPERED_ID, "in_5")
     answer = play.send(body, tampered=body.replace(b"4900", b"9900"))
     row = _seen(_state(play, TAMPERED_ID) is not None, "event")
     yield Check("tampered body", "401 rejected, no event", f"{answer}, {row}")

@@ -121,13 +121,25 @@ class Playground:
             server.wait()
         self._server = None
 
+    def kill(self) -> None:
+        """End the server as `kill -9` does."""
+        server = self._server
+        assert server is not None, "there was a server"
+        os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
+        self._server = None
+
     def restart(self) -> None:
         """Start a new server once the last one has died, as systemd would."""
+        self.wait_for_death(DEATH_S)
+        self.start()
+
+    def wait_for_death(self, seconds: float) -> None:
+        """Until the server has ended by itself; one that does not is stopped."""
         assert self._server is not None, "there was a server"
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._server.wait(DEATH_S)
+            self._server.wait(seconds)
         self.stop()
-        self.start()
 
     def send(self, body: bytes, *, tampered: bytes | None = None) -> Answer:
         """Sign a body and post it on a connection of its own; `tampered` is sent in its place."""
