@@ -6,7 +6,7 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,7 +31,6 @@ class Part(NamedTuple):
     name: str
     done: str
     faults: Sequence[str]
-    seconds: float = 0.0
 
 
 class Progress:
@@ -47,26 +46,26 @@ class Progress:
             print(f"{self._name}: {done} of {self._of}", file=sys.stderr, flush=True)
 
 
-def _cuts(asked: argparse.Namespace) -> list[Part]:
+def _cuts(asked: argparse.Namespace) -> Iterator[Part]:
     wanted = power.expected_end()
-    parts = []
+    kinds = KINDS if asked.every_kind else None
     for name, synchronous in (("power cuts", "full"), ("beside an app on normal", "normal")):
         recording = power.recorded(synchronous)
         calls = range(1, len(recording.calls) + 1)
+        at = calls[:: asked.every] if synchronous == "full" else power.after_spending(recording)
         made = power.cut(
             recording,
             wanted,
             seed=asked.seed,
-            at=calls[:: asked.every],
-            kinds=KINDS if asked.every_kind else None,
+            at=at,
+            kinds=kinds,
             advance=Progress(name, len(calls)),
         )
         done = f"{made.cuts} cuts at {made.calls} calls, {made.disks} different disks"
-        parts.append(Part(name, done, [str(fault) for fault in made.faults]))
-    return parts
+        yield Part(name, done, [str(fault) for fault in made.faults])
 
 
-def _mutants(asked: argparse.Namespace) -> list[Part]:
+def _mutants(asked: argparse.Namespace) -> Iterator[Part]:
     wanted = power.expected_end()
     missed = []
     for name, mutate in MUTANTS.items():
@@ -76,10 +75,11 @@ def _mutants(asked: argparse.Namespace) -> list[Part]:
         at = power.some_cuts(broken, asked.seed, len(broken.calls) // 5)
         if not power.cut(broken, wanted, seed=asked.seed, at=at, faults_max=1).faults:
             missed.append(f"{name} is not found")
-    return [Part("faults put in", f"{len(MUTANTS) - len(missed)} of {len(MUTANTS)} found", missed)]
+    found = len(MUTANTS) - len(missed)
+    yield Part("faults put in", f"{found} of {len(MUTANTS)} found", missed)
 
 
-def _kills(asked: argparse.Namespace) -> list[Part]:
+def _kills(asked: argparse.Namespace) -> Iterator[Part]:
     faults = []
     done = f"{asked.kills} kills"
     show = Progress("kills", asked.kills)
@@ -89,10 +89,10 @@ def _kills(asked: argparse.Namespace) -> list[Part]:
             done += f", {len(sender.acknowledged)} events answered"
         except AssertionError as error:
             faults.append(f"seed {asked.seed}: {error}")
-    return [Part("kill -9 under load", done, faults)]
+    yield Part("kill -9 under load", done, faults)
 
 
-PARTS: dict[str, Callable[[argparse.Namespace], list[Part]]] = {
+PARTS: dict[str, Callable[[argparse.Namespace], Iterator[Part]]] = {
     "cuts": _cuts,
     "mutants": _mutants,
     "kills": _kills,
@@ -108,23 +108,22 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=KILLS, help=f"[{KILLS}]")
     asked = parser.parse_args()
     logging.disable(logging.CRITICAL)
-    print(f"seed {asked.seed}")
-    results = []
+    print(f"seed {asked.seed}", flush=True)
+    faults = 0
     for name in asked.only or PARTS:
         started = time.monotonic()
-        made = PARTS[name](asked)
-        seconds = time.monotonic() - started
-        results += [part._replace(seconds=seconds / len(made)) for part in made]
-    return _tell(results)
+        for part in PARTS[name](asked):
+            _tell(part, time.monotonic() - started)
+            started = time.monotonic()
+            faults += len(part.faults)
+    return 1 if faults else 0
 
 
-def _tell(results: Sequence[Part]) -> int:
-    for part in results:
-        verdict = f"{len(part.faults)} FAULTS" if part.faults else "nothing lost, nothing doubled"
-        print(f"{part.name:<24} {part.done:<56} {verdict}  {part.seconds:.0f} s")
-        for fault in part.faults:
-            print(f"    {fault}")
-    return 1 if any(part.faults for part in results) else 0
+def _tell(part: Part, seconds: float) -> None:
+    verdict = f"{len(part.faults)} FAULTS" if part.faults else "no fault"
+    print(f"{part.name:<24} {part.done:<56} {verdict:<10} {seconds:4.0f} s", flush=True)
+    for fault in part.faults:
+        print(f"    {fault}", flush=True)
 
 
 if __name__ == "__main__":

@@ -40,6 +40,12 @@ class Sync(NamedTuple):
     inode: int
 
 
+class FailedSync(NamedTuple):
+    """It was reported once, and the kernel has let go of the pages as if they were written."""
+
+    inode: int
+
+
 class Name(NamedTuple):
     """A name stands for this file from now on; None: for nothing."""
 
@@ -53,7 +59,7 @@ class SyncFolder(NamedTuple):
     path: str
 
 
-Call = Write | Truncate | Sync | Name | SyncFolder
+Call = Write | Truncate | Sync | FailedSync | Name | SyncFolder
 
 #: A folder is a file without content.
 _FOLDER = -1
@@ -67,6 +73,8 @@ class Recording:
         self.calls: list[Call] = []
         #: What was told to the outside, and after how many calls.
         self.told: list[tuple[int, Any]] = []
+        #: Whether the next sync of the file with this path is to fail.
+        self.fails: Callable[[str], bool] = lambda path: False
         self._names: dict[str, int] = {}
         self._content: dict[int, bytes] = {}
         self._inodes = 0
@@ -165,11 +173,21 @@ class _File(apsw.VFSFile):
         self._recording.calls.append(Truncate(self._inode, newsize))
 
     def xSync(self, flags: int) -> None:
+        if self._recording.fails(self.path):
+            self._recording.calls.append(FailedSync(self._inode))
+            return tell_failure()
         super().xSync(flags)
         self._recording.calls.append(Sync(self._inode))
         if self._with_folder:
             self._with_folder = False
             self._recording.sync(os.path.dirname(self.path))
+
+
+def tell_failure() -> None:
+    """What fsync(2) tells of a failure."""
+    error = apsw.IOError("the disk failed")
+    error.extendedresult = apsw.SQLITE_IOERR_FSYNC  # type: ignore[attr-defined]  apsw reads it
+    raise error
 
 
 class _Vfs(apsw.VFS):
@@ -256,6 +274,9 @@ class Disk:
                 self._files[call.inode] = _all_applied(
                     self._files.get(call.inode, b""), self._pending.pop(call.inode, [])
                 )
+            case FailedSync():
+                left = [one for one in self._pending.get(call.inode, []) if _is_cut(one)]
+                self._pending[call.inode] = left
             case Name():
                 self._names_pending.append(call)
             case SyncFolder():
@@ -333,6 +354,10 @@ def _all_applied(durable: bytes, pending: list[Write | Truncate]) -> bytes:
         else:
             _put(content, call.offset, call.data)
     return bytes(content)
+
+
+def _is_cut(call: Write | Truncate) -> bool:
+    return isinstance(call, Truncate)
 
 
 def _put_some(

@@ -10,10 +10,22 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.proof.disk import KINDS, Disk, Recording, restored, watched
-from tests.proof.story import End, Shop, end_of, faults_after, later_version, play, play_again
+from tests.proof.story import (
+    End,
+    Shop,
+    Spent,
+    end_of,
+    faults_after,
+    later_version,
+    play,
+    play_again,
+)
 
 #: Where a sync costs nothing, if the machine has such a place.
 MEMORY = Path("/dev/shm")
+
+#: Calls before and after the app's commit.
+BEFORE_SPENT, AFTER_SPENT = 3, 15
 
 
 class Fault(NamedTuple):
@@ -67,6 +79,12 @@ def some_cuts(recording: Recording, seed: int, count: int) -> list[int]:
     answered = {at for at, _ in recording.told}
     others = random.Random(seed).sample(range(1, len(recording.calls) + 1), count)
     return sorted({*answered, *others})
+
+
+def after_spending(recording: Recording) -> list[int]:
+    """The cuts around what the app did."""
+    spent = [at for at, what in recording.told if isinstance(what, Spent)]
+    return [one for at in spent for one in range(at - BEFORE_SPENT, at + AFTER_SPENT)]
 
 
 def cut(

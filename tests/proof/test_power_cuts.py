@@ -9,13 +9,11 @@ import pytest
 
 from tests.proof.disk import Recording
 from tests.proof.mutants import MUTANTS
-from tests.proof.power import cut, expected_end, recorded, some_cuts
-from tests.proof.story import BackedUp, End, Spent
+from tests.proof.power import after_spending, cut, expected_end, recorded, some_cuts
+from tests.proof.story import BackedUp, End
 
 #: Cuts beside those right after an answer.
 OTHERS = 15
-#: Calls before and after the app's commit.
-BEFORE_SPENT, AFTER_SPENT = 3, 15
 
 
 @pytest.fixture(scope="module")
@@ -69,12 +67,6 @@ def test_the_power_cuts_find_what_breaks_the_promise(
 
 def _backed_up(recording: Recording) -> int:
     return next(at for at, what in recording.told if isinstance(what, BackedUp))
-
-
-def after_spending(recording: Recording) -> list[int]:
-    """The cuts around what the app did."""
-    spent = [at for at, what in recording.told if isinstance(what, Spent)]
-    return [cut for at in spent for cut in range(at - BEFORE_SPENT, at + AFTER_SPENT)]
 
 
 @pytest.mark.parametrize("synchronous", ["normal", "full"])
