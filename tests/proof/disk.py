@@ -186,7 +186,7 @@ class _File(apsw.VFSFile):
 def tell_failure() -> None:
     """What fsync(2) tells of a failure."""
     error = apsw.IOError("the disk failed")
-    error.extendedresult = apsw.SQLITE_IOERR_FSYNC  # type: ignore[attr-defined]  apsw reads it
+    error.extendedresult = apsw.SQLITE_IOERR_FSYNC  # type: ignore[attr-defined]  # apsw reads it
     raise error
 
 
