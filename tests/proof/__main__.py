@@ -13,6 +13,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.proof import power
+from tests.proof.broken import fail_at
 from tests.proof.disk import KINDS
 from tests.proof.mutants import MUTANTS
 from tests.service import services
@@ -65,6 +66,13 @@ def _cuts(asked: argparse.Namespace) -> Iterator[Part]:
         yield Part(name, done, [str(fault) for fault in made.faults])
 
 
+def _faults(asked: argparse.Namespace) -> Iterator[Part]:
+    wanted = power.expected_end()
+    failed = fail_at(wanted, every=asked.every, advance=Progress("storage fails", 1_000))
+    done = f"{failed.runs} runs, failing at {failed.calls} calls, full and broken"
+    yield Part("storage fails", done, failed.faults)
+
+
 def _mutants(asked: argparse.Namespace) -> Iterator[Part]:
     wanted = power.expected_end()
     missed = []
@@ -94,6 +102,7 @@ def _kills(asked: argparse.Namespace) -> Iterator[Part]:
 
 PARTS: dict[str, Callable[[argparse.Namespace], Iterator[Part]]] = {
     "cuts": _cuts,
+    "faults": _faults,
     "mutants": _mutants,
     "kills": _kills,
 }

@@ -75,6 +75,8 @@ class Recording:
         self.told: list[tuple[int, Any]] = []
         #: Whether the next sync of the file with this path is to fail.
         self.fails: Callable[[str], bool] = lambda path: False
+        #: Asked before each write, sync and truncation by SQLite; raises for it to fail.
+        self.before: Callable[[], None] = lambda: None
         self._names: dict[str, int] = {}
         self._content: dict[int, bytes] = {}
         self._inodes = 0
@@ -165,14 +167,17 @@ class _File(apsw.VFSFile):
 
     # apsw gives the names.
     def xWrite(self, data: Any, offset: int) -> None:
+        self._recording.before()
         super().xWrite(data, offset)
         self._recording.write(self._inode, offset, bytes(data))
 
     def xTruncate(self, newsize: int) -> None:
+        self._recording.before()
         super().xTruncate(newsize)
         self._recording.calls.append(Truncate(self._inode, newsize))
 
     def xSync(self, flags: int) -> None:
+        self._recording.before()
         if self._recording.fails(self.path):
             self._recording.calls.append(FailedSync(self._inode))
             return tell_failure()

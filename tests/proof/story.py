@@ -23,6 +23,7 @@ from receiver.verify import Delivery, Event, verify
 from receiver.worker import Events, Messages, Worker
 from store import copies, inbox, integrity, links, schema
 from store.database import Snapshot, Store, Tx, snapshot
+from store.errors import Unavailable
 from store.writer import Writer
 from tests.conftest import NOW_MS, SECRETS, Clock, stripe_body
 
@@ -274,7 +275,11 @@ class Shop:
         keep = functools.partial(self.processor.keep, events=events, request_id="r")
 
         async def answered() -> None:
-            outcome = await writer.submit(receive, keep)
+            outcome = None
+            while outcome is None:
+                # A 503 makes the sender send again.
+                with contextlib.suppress(Unavailable):
+                    outcome = await writer.submit(receive, keep)
             assert not outcome.retry, outcome
             self.tell(Answered(fact, outcome.word))
 
@@ -475,6 +480,7 @@ def faults_after(shop: Shop, told: Sequence[Any], wanted: End) -> list[str]:
 
 
 def _different_end(shop: Shop, told: Sequence[Any], wanted: End) -> list[str]:
+    """How it ends, when everything is sent again, otherwise than it must."""
     again: list[Any] = []
     shop.hear(again.append)
     play_again(shop)
