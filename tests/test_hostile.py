@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from store import rejections
 from tests.service import (
     SECRETS,
     Service,
@@ -270,13 +271,17 @@ def test_ten_thousand_unauthenticated_requests_cost_nothing_that_grows(start: St
 
 
 def assert_nothing_is_left(service: Service) -> None:
-    """No trace of unauthenticated requests but counts, by source and reason."""
-    for table in ("events", "payloads", "expired", "operations", "conflicts", "attempts"):
+    """No trace of unauthenticated requests but counts, and the newest without their bodies."""
+    for table in ("events", "payloads", "operations", "conflicts", "attempts"):
         assert service.value(f"select count(*) from receiver_{table}") == 0, table
+    kept = service.rows("select body, headers from receiver_rejected")
+    assert len(kept) <= rejections.KEPT_IN_ALL_MAX
+    assert {*kept} <= {(None, None)}
     rows = service.rows("select source, reason, length(detail) from receiver_rejections")
     assert {source for source, _, _ in rows} <= {"", *SOURCES}
     assert {reason for _, reason, _ in rows} <= set(REASONS)
-    assert len(rows) <= (len(SOURCES) + 1) * len(REASONS)
+    minutes = int(service.value("select count(distinct minute_ms) from receiver_rejections"))
+    assert len(rows) <= (len(SOURCES) + 1) * len(REASONS) * minutes
     assert all(length <= 200 for _, _, length in rows)
     log = service.log
     assert "Traceback" not in log

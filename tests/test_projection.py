@@ -149,8 +149,8 @@ def test_the_rules_of_the_readme_are_taken(tmp_path: Path) -> None:
 def test_an_api_key_is_not_shown(tmp_path: Path) -> None:
     settings = settings_of(tmp_path, API + RULE)
 
-    assert "sk_test" not in repr(settings)
-    assert "sk_test" not in " ".join(settings.warnings)
+    assert "sk_test_1" not in repr(settings)
+    assert "sk_test_1" not in " ".join(settings.warnings)
 
 
 # Events in every order
