@@ -9,6 +9,9 @@ from pathlib import Path
 SECRET_BYTES_MAX = 65_536
 ENV_FILE_BYTES_MAX = 1_048_576
 
+#: What systemd passed to the service that runs: root's commands beside it see the same.
+SERVICE_CREDENTIALS = "/run/credentials/receiver.service"
+
 KINDS = "env:NAME, file:/path or credential:NAME"
 
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
@@ -69,8 +72,8 @@ class References:
         return read_bytes(self._directory / name, SECRET_BYTES_MAX)
 
     def _credential(self, name: str) -> bytes:
-        directory = self._environment.get("CREDENTIALS_DIRECTORY")
-        if not directory:
+        directory = self._environment.get("CREDENTIALS_DIRECTORY", SERVICE_CREDENTIALS)
+        if directory == SERVICE_CREDENTIALS and not os.path.isdir(directory):
             raise Unresolved(
                 f"credential {name}: $CREDENTIALS_DIRECTORY is not set "
                 f"(start it from a systemd unit with LoadCredential={name}:/path, or use file:)"

@@ -303,3 +303,12 @@ def test_any_env_file_is_read_or_refused(
         return
     assert all(name.isidentifier() for name in variables)
     assert all("\n" not in problem for problem in problems)
+
+
+def test_beside_a_running_service_its_credentials_are_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("receiver.references.SERVICE_CREDENTIALS", str(tmp_path))
+    (tmp_path / "stripe").write_text(SECRET)
+
+    assert references(Path("/")).resolve("credential:stripe") == (SECRET.encode(), None)
