@@ -3,6 +3,7 @@
 import importlib
 import os
 import pwd
+import sys
 from pathlib import Path
 
 
@@ -38,12 +39,24 @@ def become_owner(database: Path) -> str | None:
 def _become(user: int, group: int) -> None:
     # The first look-up of a host's name imports it, and Python may be where only root can read.
     importlib.import_module("encodings.idna")
+    _share_program()
     try:
         os.initgroups(pwd.getpwuid(user).pw_name, group)
     except KeyError:
         os.setgroups([])
     os.setgid(group)
     os.setuid(user)
+
+
+def _share_program() -> None:
+    """Let others read what a one-file executable has unpacked for root alone."""
+    unpacked: str = getattr(sys, "_MEIPASS", "")
+    if not unpacked or os.stat(unpacked).st_mode & 0o005 == 0o005:
+        return
+    for folder, _, names in os.walk(unpacked):
+        os.chmod(folder, 0o755)  # noqa: S103  it is the program, no secret
+        for name in names:
+            os.chmod(os.path.join(folder, name), 0o755)  # noqa: S103
 
 
 def _name(user: int) -> str:

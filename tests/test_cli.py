@@ -1109,6 +1109,37 @@ def test_root_becomes_the_owner_of_the_file_before_it_is_opened() -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_what_a_one_file_program_unpacked_for_root_is_left_to_the_owner_it_becomes() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        unpacked = folder / "unpacked"
+        (unpacked / "data").mkdir(parents=True)
+        (unpacked / "data" / "sender.toml").write_text("read me")
+        for path in (unpacked, unpacked / "data", unpacked / "data" / "sender.toml"):
+            path.chmod(0o700)
+        os.chmod(folder, 0o755)
+        (folder / "receiver.db").touch()
+        os.chown(folder / "receiver.db", 65534, 65534)
+        program = (
+            "import sys; from pathlib import Path\n"
+            "from receiver.caller import become_owner\n"
+            f"sys._MEIPASS = {str(unpacked)!r}\n"
+            f"become_owner(Path({str(folder / 'receiver.db')!r}))\n"
+            "print(Path(sys._MEIPASS, 'data', 'sender.toml').read_text())\n"
+        )
+
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+        )
+
+    assert (done.stdout, done.stderr) == ("read me\n", "")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_check_as_root_judges_as_the_owner_who_will_serve() -> None:
     nobody = 65534
     with tempfile.TemporaryDirectory() as name:
