@@ -13,12 +13,16 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import msgspec
+import urllib3
 
 #: Writes that are timed, and their bytes: one page, as a small commit has.
 SYNCS, SYNC_BYTES = 20, 4_096
 
 #: Seconds for each program that is asked, and for a URL.
 PROGRAM_S, URL_S = 10.0, 5.0
+
+#: Tries of a ping, and how much longer each pause between them is than the last, in seconds.
+PINGS, PING_PAUSE_S = 4, 0.5
 
 UNIT = "receiver.service"
 
@@ -138,6 +142,22 @@ def ask_site(url: str, source: str) -> Site:
         return Site(problem=str(getattr(error, "strerror", None) or error or type(error).__name__))
     finally:
         connection.close()
+
+
+def ping(url: str) -> str | None:
+    """Ask a URL that counts as asked by an answer of 2xx; what is wrong, without the URL."""
+    if not url.startswith(("http://", "https://")):
+        return "is no URL that begins with https://"
+    # Tried again here, since urllib3 would log the URL with each try.
+    for number in range(PINGS):
+        time.sleep(PING_PAUSE_S * number)
+        try:
+            answer = urllib3.request("GET", url, timeout=URL_S, retries=False, redirect=False)
+        except urllib3.exceptions.HTTPError as error:
+            problem = f"nobody could be asked in {PINGS} tries ({type(error).__name__})"
+        else:
+            return None if 200 <= answer.status < 300 else f"the answer was {answer.status}"
+    return problem
 
 
 def unit() -> Unit | None:

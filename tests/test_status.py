@@ -1,6 +1,7 @@
 """`receiver status`: one screen, its exit code, and that no part of it scans the file."""
 
 import json
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ from store.database import Store, Tx, snapshot
 from store.tallies import What
 from tests.command import Command
 from tests.conftest import CONFIG, NOW_MS, Clock, World
+from tests.far_side import Far, Script, part, serving
 from tests.test_watch import CAUSES, a_message, an_event, back_up, conflict
 
 #: What a look may take with many events, in seconds; the machine may be busy.
@@ -197,3 +199,41 @@ def test_a_look_at_many_events_is_fast(tmp_path: Path, clock: Clock, world: Worl
     assert found.events["settled"] == EVENTS - EVENTS // 1000
     assert found.owed("review") == EVENTS // 4000
     assert min(took) < LOOK_S
+
+
+def pinged(answer: str) -> Script:
+    def play(far: Far, connection: socket.socket) -> None:
+        far.requests.append(connection.recv(65_536).partition(b" HTTP")[0])
+        connection.sendall(f"HTTP/1.1 {answer}\r\nContent-Length: 0\r\n\r\n".encode())
+
+    return play
+
+
+def test_only_while_nothing_needs_anybody_the_url_is_pinged(world: World, run: Command) -> None:
+    with serving(part, pinged("200 OK")) as far:
+        (world.folder / "ping").write_text(f"http://127.0.0.1:{far.port}/secret\n")
+        fine = run("status", "--quiet", "--ping", f"file:{world.folder}/ping")
+        world.store.write(lambda tx: an_event(tx, "quarantined"))
+        needed = run("status", "--quiet", "--ping", f"file:{world.folder}/ping")
+
+    assert (fine.code, fine.out, needed.code) == (0, "", 1)
+    assert far.requests == [b"GET /secret"], "and once more where nobody had answered"
+
+
+@pytest.mark.parametrize(
+    ("url", "problem"),
+    [
+        ("http://127.0.0.1:{port}/secret", "the answer was 404"),
+        ("ftp://127.0.0.1/secret", "is no URL that begins with https://"),
+    ],
+)
+def test_a_ping_that_is_not_taken_is_told_without_its_url(
+    world: World, run: Command, url: str, problem: str
+) -> None:
+    with serving(pinged("404 Not Found")) as far:
+        (world.folder / "ping").write_text(url.format(port=far.port))
+
+        ran = run("status", "--ping", f"file:{world.folder}/ping")
+
+    assert ran.code == 1
+    assert ran.err == f"receiver: --ping: {problem}\n"

@@ -1,5 +1,6 @@
 """The commands that tell how things are: `status` on one screen, and the alerts."""
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +12,8 @@ from receiver.commands import shared
 from receiver.commands.shared import (
     FINE,
     FOUND,
+    USAGE,
+    Failure,
     Listed,
     configured,
     json_option,
@@ -34,19 +37,27 @@ _OUTCOMES = ("done", "duplicate", "ignored", "pending", "parked", "quarantined",
 @configured
 @json_option
 @click.option("--quiet", is_flag=True, help="Print only what needs you: for cron.")
-def status(config: Path, as_json: bool, quiet: bool) -> int:
+@click.option(
+    "--ping",
+    metavar="SECRET",
+    help="Where nothing needs you, ask the URL behind env:NAME, file:/path or credential:NAME.",
+)
+def status(config: Path, as_json: bool, quiet: bool, ping: str | None) -> int:
     """Tell on one screen how things are; the exit code is 1 if something needs you.
 
     Reads the file alone, so it works while the server is down. What needs you, and from when on,
-    is said by [alerts] in the config.
+    is said by [alerts] in the config. With --ping it is a dead man's switch: whoever is asked
+    there raises the alarm once nobody asks.
 
     \b
     Example:
       receiver status --quiet
+      receiver status --quiet --ping file:/etc/receiver/ping-url
     """
     from receiver import facts
 
     settings = load_settings(config)
+    url = None if ping is None else _url(ping)
     with reading(settings) as seen:
         disk = facts.disk_of(settings.database)
         now = facts.look(seen, settings, shared.now_ms(), disk)
@@ -60,7 +71,27 @@ def status(config: Path, as_json: bool, quiet: bool) -> int:
         _print(now, found)
         for one in found:
             next_step(f"`{one.command}`", config)
+    if url is not None and not found:
+        _ping(url)
     return FOUND if found else FINE
+
+
+def _url(reference: str) -> str:
+    from receiver.references import References, Unresolved
+
+    try:
+        value, _ = References(Path(), os.environ).resolve(reference)
+    except Unresolved as error:
+        raise Failure(f"--ping: {error}", code=USAGE) from error
+    return value.decode(errors="replace")
+
+
+def _ping(url: str) -> None:
+    from receiver import machine
+
+    problem = machine.ping(url)
+    if problem is not None:
+        raise Failure(f"--ping: {problem}")
 
 
 @click.group(cls=Listed)
