@@ -7,12 +7,16 @@ RUNTIME := $(VENV)/.runtime
 DEVELOPMENT := $(VENV)/.development
 BENCH := $(VENV)/.bench
 SDKS := .venv-sdks/.installed
+PACK := .venv-pack/.installed
+VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+ARCHITECTURE = $(shell uname -m)
+RELEASE = receiver-$(VERSION)-linux-$(ARCHITECTURE)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo run test lint check sdk-test proof bench lowest lock clean
+.PHONY: help demo run test lint check sdk-test proof bench binary release deb systemd-test front-test lowest lock clean
 
 help:  ## what can be made (this list)
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 demo: $(RUNTIME)  ## play the whole story against a real server on a temporary database
 	$(VENV)/bin/receiver demo
@@ -40,6 +44,31 @@ proof: $(DEVELOPMENT)  ## try to break the promise, for an hour (PROOF_FLAGS="--
 bench: $(BENCH)  ## measure speed beside what else one would pick (BENCH_FLAGS=--quick: a minute)
 	$(VENV)/bin/python -m tests.bench --results tests/bench/RESULTS.md $(BENCH_FLAGS)
 
+binary: $(PACK)  ## make dist/receiver, the program and its Python in one file, and try it
+	rm -f dist/receiver dist/receiver.sha256
+	FORM=file $(PYINSTALLER) --distpath dist --workpath build/file .ci/pack/receiver.spec
+	.ci/pack/smoke dist/receiver
+	cd dist && sha256sum receiver >receiver.sha256
+
+release: binary  ## make dist/receiver-VERSION-linux-MACHINE.tar.gz: the one file, units, examples
+	rm -rf build/$(RELEASE)
+	mkdir -p build/$(RELEASE)
+	cp -a dist/receiver dist/LICENSES README.md CHANGELOG.md systemd/install systemd build/$(RELEASE)/
+	rm -r build/$(RELEASE)/systemd/install build/$(RELEASE)/systemd/package
+	tar -C build --owner=0 --group=0 -czf dist/$(RELEASE).tar.gz $(RELEASE)
+	cd dist && sha256sum $(RELEASE).tar.gz >$(RELEASE).tar.gz.sha256
+
+deb: $(PACK)  ## make dist/receiver_VERSION_MACHINE.deb, for Debian 12 or newer
+	FORM=folder $(PYINSTALLER) --distpath build --workpath build/work-folder .ci/pack/receiver.spec
+	.ci/pack/deb build/folder build/LICENSES $(VERSION)
+
+systemd-test:  ## as root: try units, one file and package in real systemd, Debian 12 and 13
+	tests/systemd/run release
+	tests/systemd/run package
+
+front-test:  ## try the example configurations with the machine's caddy and nginx
+	tests/systemd/front
+
 lowest:  ## run the tests with the oldest versions that pyproject.toml allows
 	$(CHECK_PYTHON)
 	$(PYTHON) -m venv --clear .venv-lowest
@@ -55,6 +84,7 @@ lock:  ## pin the newest versions of everything again, with their hashes
 	$(COMPILE) --extra dev --extra crypto --output-file .ci/development.lock
 	$(COMPILE) --constraint .ci/development.lock --output-file .ci/runtime.lock
 	$(COMPILE) --constraint .ci/development.lock --extra bench --output-file .ci/bench.lock
+	$(COMPILE) --constraint .ci/development.lock --extra pack --output-file .ci/pack.lock
 	$(COMPILE) --constraint .ci/development.lock --extra sdks --output-file .ci/sdks.lock
 	npm update --prefix tests/sdks --package-lock-only --save
 
@@ -109,6 +139,14 @@ $(BENCH): $(RUNTIME) .ci/bench.lock
 
 $(DEVELOPMENT): $(RUNTIME) .ci/development.lock
 	$(VENV)/bin/python -m pip install $(PIP_FLAGS) --require-hashes --requirement .ci/development.lock
+	@touch $@
+
+PYINSTALLER = .venv-pack/bin/pyinstaller --noconfirm --log-level WARN
+
+$(PACK): pyproject.toml .ci/pack.lock
+	$(CHECK_PYTHON)
+	$(PYTHON) -m venv --clear .venv-pack
+	.venv-pack/bin/python -m pip install $(PIP_FLAGS) --require-hashes --requirement .ci/pack.lock
 	@touch $@
 
 # The libraries warn of their own affairs, so warnings are no errors there. A Node that is too old is
