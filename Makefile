@@ -141,7 +141,7 @@ $(DEVELOPMENT): $(RUNTIME) .ci/development.lock
 	$(VENV)/bin/python -m pip install $(PIP_FLAGS) --require-hashes --requirement .ci/development.lock
 	@touch $@
 
-PYINSTALLER = .venv-pack/bin/pyinstaller --noconfirm --log-level WARN
+PYINSTALLER = PYTHONPATH=. .venv-pack/bin/pyinstaller --noconfirm --log-level WARN
 
 $(PACK): pyproject.toml .ci/pack.lock
 	$(CHECK_PYTHON)

@@ -60,6 +60,7 @@ LOCKS = {
     ".ci/runtime.lock": (),
     ".ci/development.lock": ("crypto", "test", "dev"),
     ".ci/bench.lock": ("bench",),
+    ".ci/pack.lock": ("crypto", "pack"),
     ".ci/sdks.lock": ("crypto", "test", "sdks"),
 }
 RUNTIME_LOCK = ".ci/runtime.lock"
