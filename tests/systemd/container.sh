@@ -61,7 +61,7 @@ power_off() {
   wait_for 20 '! kill -0 $NSPAWN 2>/dev/null' || kill -KILL "$NSPAWN" 2>/dev/null
   wait "$NSPAWN" 2>/dev/null || true
   umount -R "$ROOT/tree" "$ROOT" 2>/dev/null || umount -R -l "$ROOT" 2>/dev/null || true
-  rmdir /sys/fs/cgroup/{unified,systemd,}/receiver-test-$$ 2>/dev/null || true
+  find /sys/fs/cgroup/{unified,systemd,}/receiver-test-$$ -depth -type d -exec rmdir {} + 2>/dev/null || true
   NSPAWN='' LEADER=''
 }
 
