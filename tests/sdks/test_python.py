@@ -96,7 +96,7 @@ def svix(given: Ours) -> bool:
 def slack(given: Ours) -> bool:
     stamp = given.headers["X-Slack-Request-Timestamp"]
     signature = given.headers["X-Slack-Signature"]
-    return SignatureVerifier(given.secret).is_valid(given.body, stamp, signature)
+    return bool(SignatureVerifier(given.secret).is_valid(given.body, stamp, signature))
 
 
 def twilio(given: Ours) -> bool:
