@@ -3,6 +3,7 @@
 import functools
 import io
 import json
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
@@ -18,6 +19,10 @@ from store import inbox, ledger, links
 from store.database import Job, Store, Tx
 from store.inbox import Row
 from tests import canary
+
+# A shell that starts us in the background has us ignore interrupts, which our children inherit.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 #: 2027-01-15 08:00:00 UTC
 NOW_MS = 1_800_000_000_000
