@@ -20,9 +20,13 @@ from store.database import Job, Store, Tx
 from store.inbox import Row
 from tests import canary
 
-# A shell that starts us in the background has us ignore interrupts, which our children inherit.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# What starts us in the background may have us ignore these, and our children inherit that.
+for number, usual in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGHUP, signal.SIG_DFL),
+):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, usual)
 
 #: 2027-01-15 08:00:00 UTC
 NOW_MS = 1_800_000_000_000
