@@ -284,6 +284,19 @@ def test_as_many_descriptors_as_allowed_are_taken(start: Start) -> None:
     assert soft == min(hard, 65_536)
 
 
+def test_a_second_server_on_the_file_is_warned_of_and_serves(start: Start, tmp_path: Path) -> None:
+    first = start()
+    first.line(r" listening ")
+    second = start()
+
+    assert second.line(r" WARNING another server runs on this file: stop one of them ")
+    with first.wire() as one, second.wire() as other:
+        assert one.ask(delivery(tmp_path, "d-1")).body == b"done\n"
+        assert other.ask(delivery(tmp_path, "d-1")).body == b"duplicate\n"
+    assert (first.stop(), second.stop()) == (0, 0)
+    assert not any("another server" in line for line in first.lines)
+
+
 def test_a_taken_port_is_told_in_one_line(start: Start) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
