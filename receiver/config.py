@@ -1612,6 +1612,12 @@ def _check_modes(report: Report, sources: Mapping[str, Source], worker: Worker) 
                 f"sources.{name}.mode",
                 'queued needs the worker, but worker.run is "off"; write "sync", or turn it on',
             )
+        if source.api is not None and source.api.silence_s is not None and worker.run == "off":
+            report.warning(
+                f"sources.{name}.api.reconcile_after_silence_s",
+                'does nothing while worker.run is "off"; turn it on, or run '
+                f"`receiver reconcile {name}` by a timer",
+            )
 
 
 def _check_sends(report: Report, rules: Mapping[str, Rule]) -> None:

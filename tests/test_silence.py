@@ -107,3 +107,10 @@ def test_a_silence_that_can_not_be_compared_now_is_compared_later(
 def test_the_silence_in_the_config_is_at_least_an_hour(world: World, far: SenderLists) -> None:
     with pytest.raises(ConfigError, match=r"reconcile_after_silence_s: must be at least 3600"):
         configured(world, text(far, "reconcile_after_silence_s = 60"))
+
+
+def test_silence_that_no_worker_watches_is_warned_of(world: World, far: SenderLists) -> None:
+    configured(world, text(far) + '[worker]\nrun = "off"\n')
+
+    warnings = world.processor.settings.warnings
+    assert any("reconcile_after_silence_s: does nothing while" in one for one in warnings)
