@@ -1,9 +1,10 @@
 """The one writer of a server: many jobs share one commit, each still its own transaction."""
 
 import asyncio
+import functools
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from store.database import Job, Snapshot, Store, Tx, next_batch, put_back
@@ -62,7 +63,11 @@ class _Waiting(Job[T]):
 
 
 class Writer:
-    """Owns the store's writing connection on the event loop's thread, and never waits there."""
+    """Owns the store's writing connection, and never waits on the event loop's thread.
+
+    Jobs run there; the commit, which waits for the disk, is handed to another thread, and what
+    arrives meanwhile makes the next batch.
+    """
 
     def __init__(
         self,
@@ -80,12 +85,15 @@ class Writer:
         self._on_commit = on_commit
         self._loop = asyncio.get_running_loop()
         self._queue: deque[_Waiting[Any]] = deque()
+        #: What is being committed, and the future of what another thread does for us.
+        self._batch: list[_Waiting[Any]] = []
+        self._handed_over: asyncio.Future[Any] | None = None
         self._timer: asyncio.Handle | None = None
         self._due_timer: asyncio.TimerHandle | None = None
         self._broken = False
         self._stopped: str | None = None
         self._due_waiting = 0
-        self._window_started = self._loop.time()
+        self._started = self._window_started = self._loop.time()
         self._held_s = 0.0
         self._look_for_due()
 
@@ -111,14 +119,16 @@ class Writer:
         """Write what was accepted, then accept nothing more."""
         # What is due stays due in the file, and nobody waits for it.
         self._queue = deque(job for job in self._queue if not job.is_due)
-        while self._queue and self._stopped is None:
-            await asyncio.wait([self._queue[-1].future])
+        while (waiting := [*self._batch, *self._queue]) and self._stopped is None:
+            await asyncio.wait([waiting[-1].future])
         self._stop("the server is stopping")
+        while self._handed_over is not None:
+            await asyncio.wait([self._handed_over])
 
     @property
     def waiting(self) -> int:
         """Jobs that are not written yet. May be asked on any thread, as `trouble` may."""
-        return len(self._queue)
+        return len(self._queue) + len(self._batch)
 
     def trouble(self) -> str | None:
         """Why a job would not be written now, as far as is known; None if nothing is wrong."""
@@ -142,9 +152,58 @@ class Writer:
 
     def _flush(self) -> None:
         self._timer = None
-        delay = 0.0
+        if self._broken:
+            self._hand_over(self._store.reopen, self._reopened)
+        else:
+            self._guarded(self._write_batch)
+
+    def _write_batch(self) -> None:
+        self._started = self._loop.time()
+        tx = self._store.begin()
+        if tx is None:
+            self._refuse_overdue("another process holds the write lock")
+            self._again_after(LOCK_RETRY_S)
+            return
+        self._batch = next_batch(self._queue)
+        if self._store.run(tx, self._batch):
+            self._hand_over(self._store.commit, self._committed)
+        else:
+            self._committed(durable=False)
+
+    def _committed(self, durable: bool) -> None:
+        batch, self._batch = self._batch, []
+        if not durable:
+            batch = put_back(self._queue, batch)
+        for job in batch:
+            job.answer()
+        held_s = self._loop.time() - self._started
+        self._held_s += held_s
+        self._on_commit(len(batch), held_s)
+        # After those who waited: they have their answers first.
+        self._timer = self._loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self._timer = None
+        self._guarded(self._enqueue_due)
+        if self._queue and self._timer is None and self._stopped is None:
+            self._again_after(self._gap())
+
+    def _reopened(self, _: None) -> None:
+        self._broken = False
+        self._schedule()
+
+    def _hand_over(self, act: Callable[[], T], then: Callable[[T], None]) -> None:
+        """Do what waits for the disk on another thread; until then nobody else uses the file."""
+        self._handed_over = self._loop.run_in_executor(None, act)
+        self._handed_over.add_done_callback(functools.partial(self._handed_back, then))
+
+    def _handed_back(self, then: Callable[[Any], None], done: "asyncio.Future[Any]") -> None:
+        self._handed_over = None
+        self._guarded(lambda: then(done.result()))
+
+    def _guarded(self, act: Callable[[], None]) -> None:
         try:
-            delay = self._write_batch()
+            act()
         except Replaced as error:
             self._stop(str(error))
             self._on_fatal(str(error))
@@ -154,37 +213,15 @@ class Writer:
             logger.error("writer: nothing can be acknowledged now: %s", error)
             self._broken = True
             self._refuse_all(str(error))
-            delay = REOPEN_RETRY_S
-        if self._queue and self._stopped is None:
-            self._again_after(delay)
-
-    def _write_batch(self) -> float:
-        """Write what waits; returns how long to leave the lock alone, in seconds."""
-        if self._broken:
-            self._store.reopen()
-            self._broken = False
-        started = self._loop.time()
-        tx = self._store.begin()
-        if tx is None:
-            self._refuse_overdue(started)
-            return LOCK_RETRY_S
-        batch = next_batch(self._queue)
-        try:
-            if not (self._store.run(tx, batch) and self._store.commit()):
-                batch = put_back(self._queue, batch)
+            self._again_after(REOPEN_RETRY_S)
         except BaseException as error:
             # Whatever it was, none of these is durable for certain.
-            _refuse(batch, str(error))
+            self._refuse_all(str(error))
             raise
-        for job in batch:
-            job.answer()
-        self._on_commit(len(batch), self._loop.time() - started)
-        self._enqueue_due()
-        return self._gap_after(started)
 
-    def _gap_after(self, started: float) -> float:
+    def _gap(self) -> float:
+        """How long to leave the lock alone, in seconds."""
         now = self._loop.time()
-        self._held_s += now - started
         window = now - self._window_started
         if window < WINDOW_S:
             return 0.0
@@ -200,18 +237,20 @@ class Writer:
     def _look_for_due(self) -> None:
         # A commit by the app can make events due, and so can the clock.
         self._due_timer = self._loop.call_later(DUE_EVERY_S, self._look_for_due)
-        if not self._broken:
+        if self._handed_over is not None:
+            self._refuse_overdue("the disk takes too long to write")
+        elif not self._broken:
             self._enqueue_due()
         self._schedule()
 
     def _schedule(self) -> None:
-        if self._queue and self._timer is None:
+        if self._queue and self._timer is None and self._handed_over is None:
             # After the callbacks that are ready now: whatever else arrived shares the commit.
             self._timer = self._loop.call_soon(self._flush)
 
     def _enqueue_due(self) -> None:
         # The last ones first: until they are settled they would only be found again.
-        if self._due_waiting or self._stopped is not None:
+        if self._due_waiting or self._handed_over is not None or self._stopped is not None:
             return
         for job in self._store.look(self._due) or ():
             future: asyncio.Future[Any] = self._loop.create_future()
@@ -228,18 +267,18 @@ class Writer:
             self._enqueue_due()
             self._schedule()
 
-    def _refuse_overdue(self, now: float) -> None:
-        overdue = [job for job in self._queue if job.deadline < now]
-        if overdue:
-            self._queue = deque(job for job in self._queue if job.deadline >= now)
-            _refuse(overdue, "another process holds the write lock")
+    def _refuse_overdue(self, why: str) -> None:
+        now = self._loop.time()
+        _refuse([job for job in (*self._batch, *self._queue) if job.deadline < now], why)
+        self._queue = deque(job for job in self._queue if job.deadline >= now)
 
     def _refuse_all(self, why: str) -> None:
-        _refuse(self._queue, why)
+        _refuse([*self._batch, *self._queue], why)
+        self._batch = []
         self._queue.clear()
 
 
-def _refuse(jobs: Sequence[_Waiting[Any]] | deque[_Waiting[Any]], why: str) -> None:
+def _refuse(jobs: Iterable[_Waiting[Any]], why: str) -> None:
     for job in jobs:
         job.error = Unavailable(why)
         job.answer()

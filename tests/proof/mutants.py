@@ -1,6 +1,5 @@
 """Receiver with one line of its promise broken at a time: what the power cuts must notice."""
 
-import asyncio
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 from receiver import process
 from store import copies, database
 from store.database import Store, Tx
+from store.writer import Writer
 
 #: Seconds between an answer and the commit that should have come before it.
 TOO_LATE_S = 0.001
@@ -36,13 +36,12 @@ def _answer_before_commit(patch: pytest.MonkeyPatch) -> None:
         if store.db.in_transaction:
             commit(store)
 
-    def commit_later(store: Store) -> bool:
-        try:
-            asyncio.get_running_loop().call_later(TOO_LATE_S, owed, store)
-        except RuntimeError:
-            # The command line: it answers nobody.
-            return commit(store)
-        return True
+    def commit_later(writer: Writer, act: Callable[[], Any], then: Callable[[Any], None]) -> None:
+        if act != writer._store.commit:
+            hand_over(writer, act, then)
+            return
+        writer._loop.call_later(TOO_LATE_S, owed, writer._store)
+        then(True)
 
     def begin_after(store: Store) -> Tx | None:
         owed(store)
@@ -52,7 +51,8 @@ def _answer_before_commit(patch: pytest.MonkeyPatch) -> None:
         owed(store)
         close(store)
 
-    patch.setattr(Store, "commit", commit_later)
+    hand_over = Writer._hand_over
+    patch.setattr(Writer, "_hand_over", commit_later)
     patch.setattr(Store, "begin", begin_after)
     patch.setattr(Store, "close", close_after)
 
@@ -64,7 +64,6 @@ def _two_commits(patch: pytest.MonkeyPatch) -> None:
         row = insert(tx, *arguments)
         tx.db.execute("commit")
         tx.db.execute("begin immediate")
-        tx.db.execute("savepoint job")
         return row
 
     patch.setattr(process, "_insert", insert_and_commit)
