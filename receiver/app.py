@@ -5,8 +5,8 @@ import ipaddress
 import time
 import zlib
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
+import msgspec
 from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
@@ -38,8 +38,7 @@ HANDSHAKE_LINE_MS = 1_000
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     """What goes back: a status, and one word as the body."""
 
     status: int

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -81,7 +80,7 @@ def make(seen: Snapshot, target: Path, now_ms: int, advance: Callable[[int], Non
         facts.append(backups.examine(part, named=target))
 
     copy = copies.make(seen.db, target, judge=judge, advance=advance)
-    return Made(copy.path, now_ms, replace(facts[0], has_checksum=True))
+    return Made(copy.path, now_ms, msgspec.structs.replace(facts[0], has_checksum=True))
 
 
 def sweep(settings: Settings, folder: Path) -> None:

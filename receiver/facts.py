@@ -3,9 +3,10 @@
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
+
+import msgspec
 
 from receiver.config import Settings
 from receiver.console import age, counted, size
@@ -66,8 +67,7 @@ class Need(NamedTuple):
     told: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(msgspec.Struct, frozen=True):
     """One look at the file; times in UTC milliseconds."""
 
     at_ms: int

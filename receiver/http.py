@@ -7,10 +7,10 @@ import socket
 import urllib.parse
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping
-from dataclasses import dataclass
 from typing import Any
 
 import httptools
+import msgspec
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
@@ -73,8 +73,7 @@ NEW, HEAD, BODY, DRAIN, IDLE, BUSY = range(6)
 App = Callable[[MutableMapping[str, Any], Any, Any], Awaitable[None]]
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(msgspec.Struct, frozen=True):
     """What one listener's connections may cost; the names say the units."""
 
     body_bytes_max: int = BODY_BYTES_MAX

@@ -1,7 +1,6 @@
 """Tells what became of one message: who owes it, each try to send it, and what to do next."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import msgspec
 
@@ -16,8 +15,7 @@ from store.database import Snapshot
 from store.outbox import ALERTS, Message
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
+class Told(msgspec.Struct, frozen=True):
     """A message and its story; `owner` names the event that owes it, for a command line."""
 
     message: Message

@@ -4,7 +4,6 @@ import os
 import secrets
 import socket
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -138,8 +137,7 @@ class Tell(Protocol):
     def note(self, words: str) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Means:
+class Means(msgspec.Struct, frozen=True):
     """What a run works with; `owner` is nobody else, and of the form of `owner_here`."""
 
     processor: Processor

@@ -7,8 +7,9 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
 
 from receiver import shown
 from receiver.named import Absent
@@ -47,8 +48,7 @@ _OUTSIDE = frozenset(
 _STARTERS = "multiprocessing.popen_"
 
 
-@dataclass(frozen=True, slots=True)
-class Rehearsed:
+class Rehearsed(msgspec.Struct, frozen=True):
     """What a replay of one event would do; `problem` if it could not be run, or be done.
 
     `notes` say what could not be tried, or told.
@@ -59,7 +59,7 @@ class Rehearsed:
     problem: str | None = None
     changes: Sequence[Change] = ()
     messages: Sequence[Message] = ()
-    notes: Sequence[str] = field(default_factory=tuple)
+    notes: Sequence[str] = ()
 
 
 def rehearse(store: Store, processor: Processor, rows: Sequence[int]) -> Iterator[list[Rehearsed]]:

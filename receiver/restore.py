@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO
@@ -81,7 +80,7 @@ def carry_out(plan: Plan, source: BinaryIO, now_ms: int) -> Path | None:
 
 def note(tx: Tx, plan: Plan, aside: Path | None, by: By) -> None:
     """Write into the restored file that it was."""
-    lost = None if plan.lost is None else asdict(plan.lost)
+    lost = None if plan.lost is None else msgspec.structs.asdict(plan.lost)
     detail = {"backup": str(plan.backup), "kept": str(aside) if aside else None, "lost": lost}
     audit.add(tx, by.actor, "restore", "database", by.reason, json.dumps(detail))
 

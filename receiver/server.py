@@ -16,10 +16,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+import msgspec
 import uvloop
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -80,8 +80,7 @@ class StartError(Exception):
     """The service can't start here; the message says why and what to do."""
 
 
-@dataclass(frozen=True, slots=True)
-class Listening:
+class Listening(msgspec.Struct, frozen=True):
     """Where a server listens, as URLs or unix:/path."""
 
     public: tuple[str, ...]
@@ -325,7 +324,7 @@ class Server:
         return self._tls
 
     def _limits_of(self, settings: Settings) -> Limits:
-        return replace(self._limits, body_bytes_max=settings.server.body_bytes_max)
+        return msgspec.structs.replace(self._limits, body_bytes_max=settings.server.body_bytes_max)
 
     def _status(self) -> str:
         return f"receiving for {counted(len(self._settings.sources), 'source')}"
@@ -535,8 +534,7 @@ class Readiness:
         self.committed = written.exception() is None
 
 
-@dataclass(frozen=True, slots=True)
-class Sockets:
+class Sockets(msgspec.Struct, frozen=True):
     """Bound sockets, and the paths of those that are ours to remove."""
 
     public: list[socket.socket]

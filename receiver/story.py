@@ -3,7 +3,8 @@
 import contextlib
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from receiver import projection, rules, shown
 from receiver.config import Link, Project, Settings
@@ -38,18 +39,16 @@ from store.resources import Name
 TOLD_MAX = 100
 
 
-@dataclass(frozen=True, slots=True)
-class Moment:
+class Moment(msgspec.Struct, frozen=True):
     """One thing that happened; `facts` say it for programs, as `words` do for people."""
 
     at_ms: int
     what: str
     words: str
-    facts: dict[str, object] = field(default_factory=dict)
+    facts: dict[str, object] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class Story:
+class Story(msgspec.Struct, frozen=True):
     """What happened to an event; `waits_for` and `next_steps` are for one that is unfinished."""
 
     row: Row

@@ -4,7 +4,8 @@ import asyncio
 import json
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+
+import msgspec
 
 from receiver.config import Source
 from receiver.counters import Counters
@@ -33,8 +34,7 @@ CLOCK_ALARM_MS = 600_000
 Pairs = Sequence[tuple[bytes, bytes]]
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
+class Seen(msgspec.Struct, frozen=True):
     """What is known of a request that is refused."""
 
     method: str
@@ -43,8 +43,7 @@ class Seen:
     address: Callable[[], object]
 
 
-@dataclass(slots=True)
-class Count:
+class Count(msgspec.Struct):
     """How often a source refused for one reason; the last one's request id and detail."""
 
     # The first ones, so that a flood costs no more than the counting once there are enough.
@@ -57,8 +56,7 @@ class Count:
     detail: str = ""
 
 
-@dataclass(slots=True)
-class Use:
+class Use(msgspec.Struct):
     """How often a secret proved a delivery, and when last."""
 
     last_ms: int
@@ -132,7 +130,9 @@ class Tally:
         self._watch_clock(name, at_ms, skew_s)
         if len(self._expired) < EXPIRED_MAX:
             request = _request(name, reason, request_id, rejected.detail, at_ms, seen)
-            self._expired.append(replace(with_body(request, delivery), skew_s=skew_s))
+            self._expired.append(
+                msgspec.structs.replace(with_body(request, delivery), skew_s=skew_s)
+            )
 
     def flush(self) -> "asyncio.Future[None]":
         """Write and log what was counted; what can't be written now is written later."""
@@ -223,7 +223,7 @@ class Tally:
 
 def with_body(request: Request, delivery: Delivery) -> Request:
     """The same with all that it takes to judge it again."""
-    return replace(
+    return msgspec.structs.replace(
         request,
         body_bytes=len(delivery.body),
         url=delivery.url,
@@ -236,7 +236,7 @@ def _with_size(request: Request, delivery: Delivery, keep: bool) -> Request:
     # One that is cut could not be judged.
     if keep and len(delivery.body) <= BODY_BYTES_MAX:
         return with_body(request, delivery)
-    return replace(request, body_bytes=len(delivery.body))
+    return msgspec.structs.replace(request, body_bytes=len(delivery.body))
 
 
 def headers_json(headers: Pairs) -> str:

@@ -1,12 +1,11 @@
 """Conditions that need a person: each opened once, closed when it is gone."""
 
-from dataclasses import dataclass
+import msgspec
 
 from store.database import Snapshot, Tx
 
 
-@dataclass(frozen=True, slots=True)
-class Alert:
+class Alert(msgspec.Struct, frozen=True):
     """One condition; times in UTC milliseconds, `sent_ms` is when a message was owed last."""
 
     id: int

@@ -1,12 +1,11 @@
 """Attempts: one row for each try at an event or a message."""
 
-from dataclasses import dataclass
+import msgspec
 
 from store.database import Snapshot, Tx
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
+class Attempt(msgspec.Struct, frozen=True):
     """One try at an event; `duration_ms` and `outcome` are None while it runs."""
 
     attempt: int

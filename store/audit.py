@@ -1,14 +1,14 @@
 """Acts by hand: who did what, when and why, only ever added to."""
 
 import json
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from store.database import Snapshot, Tx
 
 
-@dataclass(frozen=True, slots=True)
-class Act:
+class Act(msgspec.Struct, frozen=True):
     """One act; `detail` is JSON text."""
 
     id: int

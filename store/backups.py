@@ -3,18 +3,17 @@
 import contextlib
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import apsw
+import msgspec
 
 from store import copies, counts, integrity, schema
 from store.database import Snapshot, Tx
 from store.errors import NewerFile, StoreError
 
 
-@dataclass(frozen=True, slots=True)
-class Backup:
+class Backup(msgspec.Struct, frozen=True):
     """One copy; `verified_ms` is None until it was opened and found whole."""
 
     at_ms: int
@@ -42,8 +41,7 @@ def last(snapshot: Snapshot) -> Backup | None:
     return None if values is None else Backup(*values)
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(msgspec.Struct, frozen=True):
     """What is in a whole copy.
 
     `made_ms` is when the file that it is of got its tables.
@@ -120,8 +118,7 @@ def _facts(seen: Snapshot, path: Path, has_checksum: bool) -> Facts:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Lost:
+class Lost(msgspec.Struct, frozen=True):
     """What a file has that a copy has not; without `is_ancestor` the copy is not of this file.
 
     `sent_again` are messages that the copy still owes and the file has sent.

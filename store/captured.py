@@ -1,12 +1,11 @@
 """Secrets that a sender handed over, and the sources that await one."""
 
-from dataclasses import dataclass
+import msgspec
 
 from store.database import Snapshot, Tx
 
 
-@dataclass(frozen=True, slots=True)
-class Armed:
+class Armed(msgspec.Struct, frozen=True):
     """The operator awaits a secret, from one time until another."""
 
     source: str
@@ -19,8 +18,7 @@ class Armed:
         return self.armed_ms <= now_ms < self.until_ms
 
 
-@dataclass(frozen=True, slots=True)
-class Captured:
+class Captured(msgspec.Struct, frozen=True):
     """A secret, and who handed it over when."""
 
     id: int

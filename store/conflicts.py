@@ -1,6 +1,6 @@
 """Deliveries whose event key is known but whose content differs, kept aside."""
 
-from dataclasses import dataclass
+import msgspec
 
 from store.database import Snapshot, Tx
 
@@ -8,8 +8,7 @@ from store.database import Snapshot, Tx
 CONTENTS_MAX = 20
 
 
-@dataclass(frozen=True, slots=True)
-class Conflict:
+class Conflict(msgspec.Struct, frozen=True):
     """A different content that came under a known event key; no body once it was forgotten."""
 
     id: int

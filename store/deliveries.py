@@ -1,6 +1,6 @@
 """Redeliveries: the newest of each event; the first delivery is in the event itself."""
 
-from dataclasses import dataclass
+import msgspec
 
 from store import inbox
 from store.database import Snapshot, Tx
@@ -11,8 +11,7 @@ KEPT_MAX = 20
 ORDER_SLACK_MS = 10_000
 
 
-@dataclass(frozen=True, slots=True)
-class Delivery:
+class Delivery(msgspec.Struct, frozen=True):
     """A delivery of an event; `answer` is the word that the sender was told.
 
     From `received_ms` to `stored_ms` it waited for its transaction.

@@ -1,6 +1,6 @@
 """Fetches: resources whose state is to be read from the sender, one lease at a time for each."""
 
-from dataclasses import dataclass
+import msgspec
 
 from store.database import Snapshot, Tx
 from store.resources import Name
@@ -11,8 +11,7 @@ ERROR_CHARS_MAX = 500
 STATES = ("pending", "done", "dead")
 
 
-@dataclass(frozen=True, slots=True)
-class Fetch:
+class Fetch(msgspec.Struct, frozen=True):
     """What is owed for one resource; times in UTC milliseconds.
 
     `endpoint` is the source's name. A fetch answers what was `wanted` when it had `begun`, and

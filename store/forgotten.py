@@ -2,16 +2,16 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 from store.database import Snapshot, Tx
 from store.operations import Key
 from store.outbox import UNWRITTEN
 
 
-@dataclass(frozen=True, slots=True)
-class Forgotten:
+class Forgotten(msgspec.Struct, frozen=True):
     """What is left of a payload; `content_sha256` is None where it was not JSON."""
 
     content_sha256: bytes | None
@@ -20,8 +20,7 @@ class Forgotten:
     forgotten_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
+class Held(msgspec.Struct, frozen=True):
     """An event for which a body is held; `bytes` of its payload, 0 if that is gone."""
 
     event: int

@@ -3,8 +3,9 @@
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
 from typing import Any
+
+import msgspec
 
 from store import names, ranges
 from store.database import Snapshot, Tx
@@ -21,8 +22,7 @@ SINCE_SLACK_MS = 60_000
 STATES = ("pending", "done", "ignored", "parked", "quarantined", "dead")
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(msgspec.Struct, frozen=True):
     """A stored event; times in UTC milliseconds. `source` is the identity."""
 
     id: int
@@ -59,7 +59,7 @@ class Row:
         return self.state in ("done", "ignored", "dead")
 
 
-_BOOLEANS = [number for number, field in enumerate(fields(Row)) if field.type is bool]
+_BOOLEANS = [number for number, kind in enumerate(Row.__annotations__.values()) if kind is bool]
 
 _COLUMNS = """
     id, source, account, event_id, endpoint, type, state, reason, duplicates, attempts,

@@ -2,10 +2,10 @@
 
 import itertools
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import apsw
+import msgspec
 
 from store import names, ranges
 from store.database import Snapshot, Tx
@@ -13,8 +13,7 @@ from store.errors import Refused
 from store.operations import Key
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True):
     """A ledger entry; `amount` in `unit`, negative for a spend or a reversal."""
 
     key: Key

@@ -4,7 +4,8 @@ import hashlib
 import itertools
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+import msgspec
 
 from store import ranges
 from store.database import Snapshot, Tx
@@ -22,8 +23,7 @@ ALERTS = "receiver"
 STATES = ("pending", "sent", "review", "dead", "cancelled")
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(msgspec.Struct, frozen=True):
     """A message; times in UTC milliseconds, `body` as JSON text, `source` the identity."""
 
     id: int

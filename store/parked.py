@@ -1,13 +1,12 @@
 """Parked events, and the fact that each waits for."""
 
-from dataclasses import dataclass
+import msgspec
 
 from store import inbox
 from store.database import Snapshot, Tx
 
 
-@dataclass(frozen=True, slots=True)
-class Fact:
+class Fact(msgspec.Struct, frozen=True):
     """What is missing: a `link` of the customer `key`, the ledger `entry` with subject `key`
     and its operation, the `resource` of id `key` and kind `operation`, or an `attribution` by
     the operator (key and operation empty)."""
@@ -19,8 +18,7 @@ class Fact:
     operation: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
+class Wait(msgspec.Struct, frozen=True):
     """A fact that an event has waited for, from `since_ms` on; it does so no longer."""
 
     fact: Fact

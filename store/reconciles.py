@@ -1,13 +1,13 @@
 """Comparisons with a sender: when they ran, how far they came, and what was missing here."""
 
-from dataclasses import dataclass
 from typing import NamedTuple
+
+import msgspec
 
 from store.database import Snapshot, Tx
 
 
-@dataclass(frozen=True, slots=True)
-class Reconcile:
+class Reconcile(msgspec.Struct, frozen=True):
     """One run that is complete; `gap` is what was still missing after it."""
 
     source: str

@@ -2,15 +2,15 @@
 
 import itertools
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+
+import msgspec
 
 from store import names, ranges
 from store.database import Snapshot, Tx
 from store.operations import Key
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(msgspec.Struct, frozen=True):
     """`data` is JSON text."""
 
     key: Key

@@ -1,6 +1,6 @@
 """What was refused: a count for each source, reason and minute, and the newest requests."""
 
-from dataclasses import dataclass
+import msgspec
 
 from store.database import Snapshot, Tx
 
@@ -15,8 +15,7 @@ KEPT_BYTES_MAX = 64 * 1024 * 1024
 MINUTE_MS = 60_000
 
 
-@dataclass(frozen=True, slots=True)
-class Rejection:
+class Rejection(msgspec.Struct, frozen=True):
     """How often a source refused for one reason; the last one's request id and detail."""
 
     source: str
@@ -27,8 +26,7 @@ class Rejection:
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(msgspec.Struct, frozen=True):
     """One line of the list: what was refused within a minute, or one delivery that was genuine.
 
     `number` is the newest kept one's, if any is.
@@ -45,8 +43,7 @@ class Line:
     accepted_ms: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(msgspec.Struct, frozen=True):
     """A refused request. `header_names` and `headers` are JSON.
 
     `url`, `headers` and `body` are there together or not at all.
@@ -67,8 +64,7 @@ class Request:
     body: bytes | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
+class Kept(msgspec.Struct, frozen=True):
     """A request that the file has, under its number; `event` is the one it was accepted as."""
 
     number: int

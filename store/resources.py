@@ -1,7 +1,8 @@
 """Resources: what is known of the current state of the sender's objects."""
 
-from dataclasses import dataclass
 from typing import NamedTuple
+
+import msgspec
 
 from store.database import Snapshot, Tx
 
@@ -32,8 +33,7 @@ class Seen(NamedTuple):
     deleted: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Resource:
+class Resource(msgspec.Struct, frozen=True):
     """What is known of one resource; times in UTC milliseconds.
 
     `fetched_through`: it was fetched when the event of that row, and all before, had come.

@@ -1,12 +1,11 @@
 """When each secret last proved a delivery; known by its reference, so that it can be retired."""
 
-from dataclasses import dataclass
+import msgspec
 
 from store.database import Snapshot, Tx
 
 
-@dataclass(frozen=True, slots=True)
-class SecretUse:
+class SecretUse(msgspec.Struct, frozen=True):
     """How many stored deliveries of a source a secret proved, and when the last one came."""
 
     source: str

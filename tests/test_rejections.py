@@ -1,8 +1,7 @@
 """What was refused, and which secrets were used, in the file: counted, bounded, newest first."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from store import rejections, secrets
 from store.database import Snapshot, Store, Tx

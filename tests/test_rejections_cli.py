@@ -3,11 +3,11 @@
 import functools
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from receiver.signing import sign
 from receiver.tally import with_body
