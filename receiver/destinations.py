@@ -1,12 +1,16 @@
 """Where messages go: what a destination is, what is owed to it, and how a send can end."""
 
 import re
-from typing import Any, Literal
+import threading
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from receiver import mail
 from receiver.select import Scope, Template, Unjudgeable
+
+if TYPE_CHECKING:
+    from receiver.send_http import HttpSender
 
 #: A rendered message as JSON, one argument of a program, and one header, in bytes.
 BODY_BYTES_MAX = 262_144
@@ -150,10 +154,9 @@ class Senders:
     """Sends to destinations, on any thread, and keeps their connections open for a moment."""
 
     def __init__(self) -> None:
-        # A command that only reads the configuration needs no network.
-        from receiver.send_http import HttpSender
-
-        self._http = HttpSender()
+        self._lock = threading.Lock()
+        self._http: HttpSender | None = None
+        self._closed = False
 
     def send(self, destination: Destination, owed: Owed, now_ms: int) -> Result:
         """One attempt, within `timeout_s`; never raises for what the other side does.
@@ -161,19 +164,35 @@ class Senders:
         A name that does not resolve may take the resolver's time on top, a program that ignores
         SIGTERM the grace it gets.
         """
-        from receiver import send_command, send_email
-
+        # Each is imported by the first message that goes this way, not by every start.
         match destination:
             case Http():
-                return self._http.send(destination, owed, now_ms)
+                return self._to_urls().send(destination, owed, now_ms)
             case Email():
+                from receiver import send_email
+
                 return send_email.send(destination, owed)
             case Command():
+                from receiver import send_command
+
                 return send_command.send(destination, owed)
 
     def close(self) -> None:
         """Close idle connections. What is under way ends within its own time limit."""
-        self._http.close()
+        with self._lock:
+            self._closed = True
+            if self._http is not None:
+                self._http.close()
+
+    def _to_urls(self) -> "HttpSender":
+        from receiver.send_http import HttpSender
+
+        with self._lock:
+            if self._http is None:
+                self._http = HttpSender()
+                if self._closed:
+                    self._http.close()
+            return self._http
 
 
 def render(destination: Destination, scope: Scope, about: dict[str, object]) -> dict[str, object]:

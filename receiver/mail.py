@@ -1,10 +1,8 @@
-"""Judges addresses and subjects, and composes the message that is mailed."""
+"""Judges the addresses and subjects of mails."""
 
 import re
-from datetime import UTC, datetime
-from email import policy
-from email.headerregistry import Address
-from email.message import EmailMessage
+
+import msgspec
 
 from receiver.select import Unjudgeable
 
@@ -15,33 +13,14 @@ DISPLAY_CHARS_MAX = 200
 SUBJECT_CHARS_MAX = 500
 
 
-class Mail(EmailMessage):
-    """Seven-bit safe, whatever its language, so that every server takes it."""
+class Mailbox(msgspec.Struct, frozen=True):
+    """Who mail is from or to; `spec` is the address itself."""
 
-    def __init__(self) -> None:
-        super().__init__(policy.SMTP.clone(cte_type="7bit"))
-
-
-def compose(*, sender: str, to: str, subject: str, text: str, name: str, created_ms: int) -> Mail:
-    """The message, the same for the same arguments; `name` becomes its Message-ID.
-
-    Raises Unjudgeable for an address or a subject that `address` or `subject` refuses.
-    """
-    author = address(sender, "from")
-    message = Mail()
-    message["From"] = author
-    message["To"] = address(to, "to")
-    message["Subject"] = one_line_text(subject, "subject")
-    message["Date"] = datetime.fromtimestamp(created_ms // 1000, UTC)
-    message["Message-ID"] = f"<{name}@{author.domain}>"
-    # Keeps out-of-office notes from answering (RFC 3834).
-    message["Auto-Submitted"] = "auto-generated"
-    # Mail has no other control characters than these in plain text.
-    message.set_content(text, cte="quoted-printable" if _ODD.search(text) else None)
-    return message
+    display: str
+    spec: str
 
 
-def address(text: str, where: str) -> Address:
+def address(text: str, where: str) -> Mailbox:
     """One mailbox, as `ann@example.com` or `Ann <ann@example.com>`; raises Unjudgeable.
 
     One, so that a value taken from an event can't add recipients.
@@ -59,7 +38,7 @@ def address(text: str, where: str) -> Address:
     display = (found["name"] or "").strip().strip('"')
     if len(display) > DISPLAY_CHARS_MAX:
         raise Unjudgeable(where, f"has a name of more than {DISPLAY_CHARS_MAX} characters")
-    return Address(display_name=display, addr_spec=spec)
+    return Mailbox(display, spec)
 
 
 def subject(text: str, where: str) -> None:
@@ -87,7 +66,6 @@ def _ascii(domain: str, where: str) -> str:
 
 # With what Python's own splitlines() takes for the end of a line, and halves of surrogate pairs.
 _CONTROL = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u2028\\u2029\\ud800-\\udfff]")
-_ODD = re.compile("[\\x00-\\x08\\x0b-\\x0c\\x0e-\\x1f\\x7f]")
 _MAILBOX = re.compile(r"(?P<name>[^<>]*)<(?P<bracketed>[^<>]*)>|(?P<bare>[^<>]*)")
 _ATOM = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+"
 _LOCAL = re.compile(rf"{_ATOM}(?:\.{_ATOM})*", re.ASCII)

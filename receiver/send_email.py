@@ -6,6 +6,10 @@ import re
 import smtplib
 import socket
 import ssl
+from datetime import UTC, datetime
+from email import policy
+from email.headerregistry import Address
+from email.message import EmailMessage
 from urllib.parse import unquote, urlsplit
 
 import msgspec
@@ -36,7 +40,7 @@ def send(to: Email, owed: Owed) -> Result:
     """One attempt. Until the server has begun to take the text, nothing has happened."""
     try:
         server = _server(to.smtp)
-        message = mail.compose(
+        message = compose(
             sender=to.from_,
             **owed.body,
             name=owed.operation_key,
@@ -47,6 +51,37 @@ def send(to: Email, owed: Owed) -> Result:
     except ValueError as error:
         return Later(one_line(f"smtp can't be used: {error}"), unreachable=True)
     return _within(Deadline(to.timeout_s), server, message)
+
+
+class Mail(EmailMessage):
+    """Seven-bit safe, whatever its language, so that every server takes it."""
+
+    def __init__(self) -> None:
+        super().__init__(policy.SMTP.clone(cte_type="7bit"))
+
+
+def compose(*, sender: str, to: str, subject: str, text: str, name: str, created_ms: int) -> Mail:
+    """The message, the same for the same arguments; `name` becomes its Message-ID.
+
+    Raises Unjudgeable for an address or a subject that can't be one.
+    """
+    author = _address(sender, "from")
+    message = Mail()
+    message["From"] = author
+    message["To"] = _address(to, "to")
+    message["Subject"] = mail.one_line_text(subject, "subject")
+    message["Date"] = datetime.fromtimestamp(created_ms // 1000, UTC)
+    message["Message-ID"] = f"<{name}@{author.domain}>"
+    # Keeps out-of-office notes from answering (RFC 3834).
+    message["Auto-Submitted"] = "auto-generated"
+    # Mail has no other control characters than these in plain text.
+    message.set_content(text, cte="quoted-printable" if _ODD.search(text) else None)
+    return message
+
+
+def _address(text: str, where: str) -> Address:
+    found = mail.address(text, where)
+    return Address(display_name=found.display, addr_spec=found.spec)
 
 
 class _Server(msgspec.Struct, frozen=True):
@@ -96,7 +131,7 @@ class _UnusableError(smtplib.SMTPException):
     """The server lacks what the session needs; says so in words."""
 
 
-def _within(deadline: Deadline, server: _Server, message: mail.Mail) -> Result:
+def _within(deadline: Deadline, server: _Server, message: Mail) -> Result:
     try:
         session = _Session(server, deadline)
     except (OSError, smtplib.SMTPException, ValueError) as error:
@@ -166,14 +201,14 @@ class _Session(smtplib.SMTP):
             raise _UnusableError("offers no login (take the user out of smtp, or try smtps)")
         self.login(self._server.user, self._server.password)
 
-    def address(self, message: mail.Mail) -> None:
+    def address(self, message: Mail) -> None:
         """Say from whom and to whom, and get leave to send. Raises _RefusedError."""
         self.ehlo_or_helo_if_needed()
         _expect(250, "the sender", self.mail(message["From"].addresses[0].addr_spec))
         _expect(250, "the recipient", self.rcpt(message["To"].addresses[0].addr_spec))
         _expect(354, "the message", self.docmd("DATA"))
 
-    def hand_over(self, message: mail.Mail) -> tuple[int, bytes]:
+    def hand_over(self, message: Mail) -> tuple[int, bytes]:
         """Send the text; the server's reply."""
         # A line that is one dot ends the text (RFC 5321, 4.5.2).
         text = _DOT.sub(b"..", message.as_bytes())
@@ -188,7 +223,7 @@ class _Session(smtplib.SMTP):
                 self.docmd("QUIT")
 
 
-def _handed_over(session: _Session, message: mail.Mail, place: str) -> Result:
+def _handed_over(session: _Session, message: Mail, place: str) -> Result:
     try:
         code, reply = session.hand_over(message)
     except (OSError, smtplib.SMTPException) as error:
@@ -266,3 +301,4 @@ def _own_name() -> str:
 
 
 _DOT = re.compile(rb"^\.", re.MULTILINE)
+_ODD = re.compile("[\\x00-\\x08\\x0b-\\x0c\\x0e-\\x1f\\x7f]")
