@@ -8,20 +8,17 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple, Protocol, TypeVar
 
-from receiver import dispatch, fetching, process, silence
-from receiver.client import Client, Reply
-from receiver.config import Settings, Source
-from receiver.destinations import Destination, Later, Never, Result, Senders, Unknown, one_line
+from receiver import dispatch, process
+from receiver.config import Settings
+from receiver.destinations import Destination, Later, Result, Senders, Unknown, one_line
 from receiver.dispatch import LEASE_SPARE_S, Leased
 from receiver.handlers import place_of
 from receiver.logs import log, trail_of
 from receiver.process import UNPREPARED, NotReplayable, Outcome, Prepared, Processor
-from receiver.select import Unjudgeable
 from receiver.watch import Watch
-from store import attempts, fetches, inbox, outbox
+from store import attempts, inbox, outbox
 from store.database import Snapshot, Tx
 from store.errors import Unavailable
-from store.fetches import Fetch
 from store.inbox import Row
 
 T = TypeVar("T")
@@ -70,12 +67,11 @@ class Worker:
         if settings.worker.run == "separate":
             wanted.append(Released(self))
         wanted += [Messages(self, name) for name in settings.destinations]
-        wanted += [Fetches(self, one.name) for one in settings.sources.values() if one.api]
-        wanted += [
-            Missed(self, one.name)
-            for one in settings.sources.values()
-            if one.api is not None and one.api.silence_s is not None
-        ]
+        if any(one.api is not None for one in settings.sources.values()):
+            # Only then: what asks a sender is half of the worker, and takes long to import.
+            from receiver import readers
+
+            wanted += readers.wanted(self, settings)
         new = {group.name: group for group in wanted if group.name not in self._groups}
         # Not changed in place: other threads go through it.
         self._groups = self._groups | new
@@ -108,7 +104,7 @@ class Worker:
     def ahead_ms(self) -> int:
         """A due time further ahead than this was written before the clock was set back."""
         settings = self.processor().settings
-        longest_s = [settings.worker.backoff_max_s, EVENT_LEASE_S, fetching.LEASE_S]
+        longest_s: list[float] = [settings.worker.backoff_max_s, EVENT_LEASE_S]
         longest_s += [one.timeout_s + LEASE_SPARE_S for one in settings.destinations.values()]
         return int(max(longest_s) * 1000)
 
@@ -154,7 +150,7 @@ class Lane:
                 log.warning("not written", thread=self.thread.name, why=str(error))
         except Exception as error:
             # The top of the thread. Whatever it was, the lease runs out and it is tried again.
-            _log_unexpected(error, thread=self.thread.name)
+            log_unexpected(error, thread=self.thread.name)
         return UNAVAILABLE_S
 
 
@@ -386,115 +382,9 @@ class Messages(Outward):
         except Exception as error:
             # A fault of ours ends the attempt like any other: it is counted, and bounded. The
             # destination may be of another kind than when the message was rendered.
-            _log_unexpected(error, message=leased.message.id)
+            log_unexpected(error, message=leased.message.id)
             why = f"sending it to this {type(destination).__name__} failed inside Receiver"
             return Unknown(one_line(f"{why}{process.failure_of(error)}"))
-
-
-class Fetches(Outward):
-    """Reads from one source's API the state of what its events have told of."""
-
-    def __init__(self, worker: Worker, source: str) -> None:
-        super().__init__(worker)
-        self.name = f"from-{source}"
-        self._source = source
-        self._client: Client | None = None
-
-    def due_ms(self, snapshot: Snapshot) -> int | None:
-        source = self.worker.processor().settings.sources.get(self._source)
-        if source is None or source.api is None or self.paused_s() > 0:
-            return None
-        return fetches.due_ms(snapshot, self._source)
-
-    def step(self, owner: str) -> float | None:
-        worker, processor = self.worker, self.worker.processor()
-        source = processor.settings.sources.get(self._source)
-        if source is None or source.api is None:
-            # A reload took it away; what is owed waits for it to come back.
-            return None
-        paused_s = self.paused_s()
-        if paused_s > 0:
-            return paused_s
-        leased = worker.write(
-            functools.partial(
-                fetching.lease,
-                worker=processor.settings.worker,
-                endpoint=self._source,
-                owner=owner,
-                ahead_ms=worker.ahead_ms(),
-            )
-        )
-        if not isinstance(leased, Fetch):
-            return worker.seconds_until(leased)
-        started = time.perf_counter()
-        reply = self._read(processor, leased)
-        _log_fetch(leased, reply, started)
-        self.note(reply)
-        settle = functools.partial(
-            fetching.settle, processor=worker.processor(), leased=leased, reply=reply
-        )
-        self.write_surely(settle, for_s=fetching.LEASE_S)
-        return 0
-
-    def _read(self, processor: Processor, leased: Fetch) -> Reply:
-        try:
-            plan = fetching.plan(processor.settings, self._source, leased.name)
-            client = self._client_for(plan.source)
-            return fetching.read(client, leased, plan.path, self.worker.clock())
-        except (fetching.NotFetchable, Unjudgeable) as error:
-            return Never(str(error))
-        except Exception as error:
-            # A fault of ours ends the attempt like any other: it is counted, and bounded.
-            _log_unexpected(error, resource=str(leased.name))
-            why = f"reading it failed inside Receiver{process.failure_of(error)}"
-            return Later(one_line(why))
-
-    def _client_for(self, source: Source) -> Client:
-        """The client for the API as it is configured now; a reload may have changed the key."""
-        client = self._client
-        if client is None or client.api != source.api:
-            assert source.api is not None, "what has none is not fetched by it"
-            if client is not None:
-                client.close()
-            client = self._client = Client(source.api, source.contract.livemode)
-        return client
-
-    def close(self) -> None:
-        if self._client is not None:
-            self._client.close()
-
-
-class Missed(Group):
-    """Looks once, at the start, what a source that was silent for long has missed."""
-
-    def __init__(self, worker: Worker, source: str) -> None:
-        super().__init__(worker)
-        self.name = f"missed-{source}"
-        self._source = source
-        self._looked = False
-
-    def start(self, owner: str, threads: int) -> None:
-        super().start(owner, 1)
-
-    def due_ms(self, snapshot: Snapshot) -> int | None:
-        return None
-
-    def step(self, owner: str) -> float | None:
-        processor = self.worker.processor()
-        source = processor.settings.sources.get(self._source)
-        if self._looked or source is None or source.api is None or source.api.silence_s is None:
-            return None
-        self._looked = silence.catch_up(
-            source, processor, self.worker.write, self.worker.clock, self._wait
-        )
-        return None if self._looked else silence.AGAIN_S
-
-    def _wait(self, seconds: float) -> bool:
-        """False where the worker is stopping."""
-        lane = self.lanes[0]
-        if seconds and not lane.stopping:
-            lane.wake.wait(seconds)
-        return not lane.stopping
 
 
 def _lease(tx: Tx, *, owner: str, ahead_ms: int, attempts_max: int) -> Taken | int | None:
@@ -535,7 +425,7 @@ def _log_attempt(taken: Taken, outcome: Outcome | None, started: float) -> None:
         attempt=taken.known.attempts,
         keys=() if outcome is None else process.words_of_keys(outcome.keys),
         outcome="lease lost" if outcome is None else outcome.word,
-        ms=_ms_since(started),
+        ms=ms_since(started),
     )
 
 
@@ -549,25 +439,14 @@ def _log_send(leased: Leased, result: Result, started: float) -> None:
         correlation=dispatch.correlation_of(message),
         attempt=leased.attempt,
         outcome=dispatch.OUTCOMES[type(result)],
-        ms=_ms_since(started),
+        ms=ms_since(started),
     )
 
 
-def _log_fetch(leased: Fetch, reply: Reply, started: float) -> None:
-    log.info(
-        "fetch",
-        source=leased.endpoint,
-        resource=str(leased.name),
-        attempt=leased.attempts,
-        outcome=fetching.outcome_of(reply),
-        ms=_ms_since(started),
-    )
-
-
-def _log_unexpected(error: Exception, **fields: object) -> None:
+def log_unexpected(error: Exception, **fields: object) -> None:
     # Its words may hold a payload.
     log.error("unexpected", **fields, error=type(error).__name__, at=trail_of(error))
 
 
-def _ms_since(started: float) -> float:
+def ms_since(started: float) -> float:
     return round((time.perf_counter() - started) * 1000, 1)
