@@ -5,10 +5,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from receiver import __version__, facts
+from receiver import __version__
 from receiver.config import Settings
 from receiver.counters import Counters, Histogram
-from receiver.facts import Facts
 from store import tallies
 from store.database import snapshot
 from store.errors import StoreError
@@ -16,7 +15,10 @@ from store.errors import StoreError
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
-# Imported where it is used: it takes 20 ms and a megabyte, and not everybody scrapes.
+    from receiver.facts import Facts
+
+# The library, and all that `status` knows, are imported by the first scrape: they take 30 ms and a
+# megabyte, and not everybody scrapes.
 
 #: How long what the file says is used again, in seconds: scraping must not load it.
 FRESH_S = 5.0
@@ -30,7 +32,7 @@ Samples = Iterable[tuple[Sequence[str], float]]
 class Looked(NamedTuple):
     """What the file says; attempts and sends by name and outcome."""
 
-    facts: Facts
+    facts: "Facts"
     attempts: dict[tuple[str, str], int]
     sends: dict[tuple[str, str], int]
 
@@ -107,6 +109,8 @@ class Metrics:
     def _look(self, settings: Settings) -> Looked | None:
         if time.monotonic() - self._looked_at < FRESH_S:
             return self._looked
+        from receiver import facts
+
         try:
             with snapshot(settings.database) as seen:
                 disk = facts.disk_of(settings.database)
@@ -122,7 +126,7 @@ class Metrics:
         return self._looked
 
 
-def _of_work(now: Facts) -> Iterator["Metric"]:
+def _of_work(now: "Facts") -> Iterator["Metric"]:
     yield _gauges(
         "receiver_events",
         "Events by state; settled are done or ignored.",
@@ -183,7 +187,7 @@ def _of_messages(looked: Looked, settings: Settings) -> Iterator["Metric"]:
     )
 
 
-def _of_care(now: Facts) -> Iterator["Metric"]:
+def _of_care(now: "Facts") -> Iterator["Metric"]:
     disk = now.disk
     yield _gauge("receiver_database_bytes", "Size of the file.", disk.file_bytes)
     yield _gauge("receiver_wal_bytes", "Size of its -wal.", disk.wal_bytes)

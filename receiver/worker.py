@@ -15,7 +15,6 @@ from receiver.dispatch import LEASE_SPARE_S, Leased
 from receiver.handlers import place_of
 from receiver.logs import log, trail_of
 from receiver.process import UNPREPARED, NotReplayable, Outcome, Prepared, Processor
-from receiver.watch import Watch
 from store import attempts, inbox, outbox
 from store.database import Snapshot, Tx
 from store.errors import Unavailable
@@ -158,7 +157,14 @@ def watching(
     settings: Callable[[], Settings], write: Write, clock: Callable[[], int], *, sends: bool
 ) -> Lane:
     """The thread that looks for what needs a person; it `sends` where there is a worker."""
-    return Lane("alerts", Watch(settings, write, clock, sends=sends).step)
+
+    def step() -> float:
+        # By its own thread, which nobody waits for: it brings all that `status` knows.
+        from receiver.watch import Watch
+
+        return Watch(settings, write, clock, sends=sends).step()
+
+    return Lane("alerts", step)
 
 
 class Group:
