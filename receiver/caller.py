@@ -1,10 +1,17 @@
 """Who runs a command, and as whom it opens the file."""
 
+import contextlib
 import importlib
 import os
+import pkgutil
 import pwd
 import sys
 from pathlib import Path
+
+import click
+
+import receiver
+import store
 
 
 def actor() -> str:
@@ -37,9 +44,9 @@ def become_owner(database: Path) -> str | None:
 
 
 def _become(user: int, group: int) -> None:
-    # The first look-up of a host's name imports it, and Python may be where only root can read.
-    importlib.import_module("encodings.idna")
     _share_program()
+    if not _is_shared():
+        _import_all()
     try:
         os.initgroups(pwd.getpwuid(user).pw_name, group)
     except KeyError:
@@ -57,6 +64,28 @@ def _share_program() -> None:
         os.chmod(folder, 0o755)  # noqa: S103  it is the program, no secret
         for name in names:
             os.chmod(os.path.join(folder, name), 0o755)  # noqa: S103
+
+
+def _is_shared() -> bool:
+    """Whether everybody may read this program, Python, and the packages that it uses."""
+    frozen = getattr(sys, "frozen", False)
+    files = (sys.executable,) if frozen else (__file__, os.__file__, click.__file__)
+    places = {place for file in map(Path, files) for place in (file, *file.parents)}
+    try:
+        return all(place.stat().st_mode & 0o004 for place in places)
+    except OSError:
+        return False
+
+
+def _import_all() -> None:
+    """What is imported only where it is needed can't be, once this user may not read it."""
+    # The first look-up of a host's name imports it.
+    importlib.import_module("encodings.idna")
+    for package in (receiver, store):
+        for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+            # Some packages are optional; what needs them says so.
+            with contextlib.suppress(ImportError):
+                importlib.import_module(module.name)
 
 
 def _name(user: int) -> str:

@@ -17,6 +17,7 @@ from receiver import (
     letters,
     listing,
     mail,
+    place,
     presets,
     projection,
     references,
@@ -34,6 +35,7 @@ from receiver.destinations import (
     Policy,
 )
 from receiver.extract import parse_mask
+from receiver.place import CONFIG_BYTES_MAX
 from receiver.presets import Preset, PresetError, SecretError
 from receiver.projection import Needed
 from receiver.projection import Project as Project
@@ -54,7 +56,6 @@ from receiver.verify import Contract, Secret
 from store.outbox import ALERTS
 from store.schema import AMOUNT_MAX
 
-CONFIG_BYTES_MAX = 1_048_576
 PATTERN_CHARS_MAX = 200
 ACCOUNT_CHARS_MAX = 500
 SECRETS_MAX = 20
@@ -195,6 +196,14 @@ class Source(msgspec.Struct, frozen=True):
     #: An alert opens when it was genuinely heard of before, but not for so long; None: never.
     silence_s: int | None = None
 
+    def url_path(self, reveal: bool = False) -> str:
+        """The path of its URL; a secret in it is shown only if `reveal`, with secrets read."""
+        path = f"/webhooks/{self.name}"
+        if not self.contract.preset.in_path:
+            return path
+        secret = next(iter(self.contract.signing), None) if reveal else None
+        return f"{path}/<secret>" if secret is None else f"{path}/{secret.value.decode()}"
+
 
 class Grant(msgspec.Struct, frozen=True):
     """Either `amount`, or the one of `amounts` that the value of `by` names."""
@@ -260,6 +269,11 @@ class Rule(msgspec.Struct, frozen=True):
 
     def matches(self, source: str, event_type: str) -> bool:
         return source in self.sources and any(_fits(pattern, event_type) for pattern in self.on)
+
+    @property
+    def concrete_type(self) -> str | None:
+        """The first of its types that is no pattern."""
+        return next((one for one in self.on if "*" not in one), None)
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -434,13 +448,7 @@ class _Builder:
         )
 
     def _database(self, top: Table) -> Path:
-        named = top.file("database", self.directory)
-        if named is None:
-            # systemd names several, with colons between, where a unit has several.
-            state = self.environment.get("STATE_DIRECTORY", "").partition(":")[0]
-            named = (Path(state) if state else self.directory) / "receiver.db"
-        # The -wal is beside the file, and the disk is the file's, not those of a link to it.
-        return Path(os.path.realpath(named)) if named.is_symlink() else named
+        return place.of(top.file("database", self.directory), self.directory, self.environment)
 
     def _read_env_file(self, top: Table, env_file: Path) -> None:
         try:

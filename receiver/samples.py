@@ -147,17 +147,6 @@ def parse_change(text: str) -> tuple[str, object]:
 # What to try next
 
 
-def first_to_send(settings: Settings) -> tuple[str, str] | None:
-    """The source and type that a first try begins with: one that links, if there is one."""
-    found = [
-        (not isinstance(rule.effect, Link), source, event_type)
-        for rule in settings.rules
-        for source in rule.sources
-        if (event_type := _concrete(rule)) is not None
-    ]
-    return min(found, key=lambda one: one[0])[1:] if found else None
-
-
 def advice(settings: Settings, source: str, sample: Sample, word: str) -> str:
     """What to do after a sample was answered with `word`: words with a command in them."""
     rules = settings.rules_for(source, sample.type)
@@ -196,7 +185,7 @@ def _after_done(settings: Settings, source: str, rules: Sequence[Rule], sample: 
         return "`receiver outbox list`"
     customer = next((_customer(rule, sample) for rule in rules), None)
     for rule in settings.rules:
-        event_type = _concrete(rule)
+        event_type = rule.concrete_type
         if source in rule.sources and rule.customer is not None and event_type is not None:
             return _send(source, event_type, customer=customer)
     return _show(sample)
@@ -219,7 +208,7 @@ def _after_parked(settings: Settings, source: str, rules: Sequence[Rule], sample
                 return f"send what it takes back first: {_send_subject(source, granting, subject)}"
     customer = next(filter(None, (_customer(rule, sample) for rule in rules)), None)
     linking = next((rule for rule in settings.rules if _links(rule, source)), None)
-    event_type = None if linking is None else _concrete(linking)
+    event_type = None if linking is None else linking.concrete_type
     if customer is None:
         named = f"{quote(sample.event_id)} --workspace {WORKSPACE}"
         return f"it names no customer: `receiver parked attribute {named}`"
@@ -234,7 +223,7 @@ def _send(source: str, event_type: str, *, customer: str | None) -> str:
 
 
 def _send_subject(source: str, granting: Rule, subject: str) -> str:
-    event_type = _concrete(granting) or "TYPE"
+    event_type = granting.concrete_type or "TYPE"
     path = "_event.id" if granting.subject is None else granting.subject.text
     option = f"--id {quote(subject)}"
     if path != "_event.id":
@@ -248,17 +237,15 @@ def _show(sample: Sample) -> str:
 
 def _granting(settings: Settings, source: str, operation: str) -> Rule | None:
     for rule in settings.rules:
-        if rule.operation == operation and source in rule.sources and _concrete(rule):
+        if rule.operation == operation and source in rule.sources and rule.concrete_type:
             return rule
     return None
 
 
 def _links(rule: Rule, source: str) -> bool:
-    return isinstance(rule.effect, Link) and source in rule.sources and _concrete(rule) is not None
-
-
-def _concrete(rule: Rule) -> str | None:
-    return next((one for one in rule.on if "*" not in one), None)
+    return (
+        isinstance(rule.effect, Link) and source in rule.sources and rule.concrete_type is not None
+    )
 
 
 def _customer(rule: Rule, sample: Sample) -> str | None:

@@ -36,7 +36,6 @@ from receiver.http import CONNECTIONS_MAX, Connection, Gate, Handshake, Limits
 from receiver.logs import log, trail_of
 from receiver.metrics import Metrics
 from receiver.process import Processor
-from receiver.sources import path_of
 from receiver.worker import Lane, Worker, Write, watching
 from store import certificates, health
 from store.database import Job, Snapshot, Store, Tx
@@ -81,8 +80,9 @@ class StartError(Exception):
 
 
 class Listening(msgspec.Struct, frozen=True):
-    """Where a server listens, as URLs or unix:/path."""
+    """Where a server listens, as URLs or unix:/path, and under which settings."""
 
+    settings: Settings
     public: tuple[str, ...]
     admin: tuple[str, ...]
 
@@ -332,6 +332,7 @@ class Server:
     def _announce(self, sockets: "Sockets") -> Listening:
         scheme = "http" if self._tls is None else "https"
         listening = Listening(
+            self._settings,
             tuple(url_of(each, scheme) for each in sockets.public),
             tuple(url_of(each, "http") for each in sockets.admin),
         )
@@ -341,7 +342,7 @@ class Server:
             log.info("admin %s", url)
         for source in self._settings.sources.values():
             base = source.public_url or listening.public[0]
-            log.info("source %s %s%s", source.name, base, path_of(source))
+            log.info("source %s %s%s", source.name, base, source.url_path())
         log.info("worker %s", duties.worker_of(self._settings))
         for duty in duties.listed(self._settings):
             log.info("%s", duty)

@@ -112,16 +112,7 @@ def resolved(reference: str, settings: Settings) -> bytes:
 
 def url_of(source: Source, reveal: bool = False) -> str | None:
     """The URL to enter at the sender; None without a public_url."""
-    return None if source.public_url is None else source.public_url + path_of(source, reveal)
-
-
-def path_of(source: Source, reveal: bool = False) -> str:
-    """The path of its URL; a secret in it is shown only if `reveal`, with secrets read."""
-    path = f"/webhooks/{source.name}"
-    if not source.contract.preset.in_path:
-        return path
-    secret = next(iter(source.contract.signing), None) if reveal else None
-    return f"{path}/<secret>" if secret is None else f"{path}/{secret.value.decode()}"
+    return None if source.public_url is None else source.public_url + source.url_path(reveal)
 
 
 def rules_of(settings: Settings, source: str) -> list[Rule]:
@@ -233,7 +224,7 @@ def fields(
     tolerance = tolerance_of(source)
     return [
         ("source", source.name),
-        ("url", url_of(source, reveal) or f"<public_url>{path_of(source, reveal)} ({NO_URL})"),
+        ("url", url_of(source, reveal) or f"<public_url>{source.url_path(reveal)} ({NO_URL})"),
         ("scheme", source.scheme),
         *(("signature", signed_by(scheme)) for scheme in contract.preset.schemes),
         *(("handshake", handshake_words(rule)) for rule in contract.preset.handshakes),

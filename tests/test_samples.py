@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from receiver import samples
+from receiver.commands.setup import first_to_send
 from receiver.config import Settings, load
 from receiver.handshakes import Handshake
 from receiver.samples import Sample, Wish, change, make, parse_change
@@ -278,7 +279,7 @@ def test_the_first_thing_to_send_is_a_link(tmp_path: Path) -> None:
 
     def first(count: int) -> tuple[str, str] | None:
         path.write_text(CONFIG + "\n".join(rules[:count]))
-        return samples.first_to_send(load(path, secrets=False))
+        return first_to_send(load(path, secrets=False))
 
     assert [first(count) for count in range(4)] == [
         None,

@@ -19,7 +19,6 @@ from receiver.commands.shared import (
     Failure,
     configured,
     json_option,
-    load_settings,
     next_step,
 )
 
@@ -88,20 +87,15 @@ def serve(config: Path) -> int:
     Example:
       receiver serve -c /etc/receiver/receiver.toml
     """
-    from receiver import samples  # noqa: F401  used once it is ready, as another user
-    from receiver.caller import become_owner
     from receiver.server import Listening, StartError
     from receiver.server import serve as run
 
-    settings = load_settings(config)
-    owner = become_owner(settings.database)
-    if owner is not None:
-        console.say(f"going on as {owner}, whom {settings.database} belongs to")
+    go_on_as_owner(config)
 
-    def ready(_: Listening) -> None:
+    def ready(listening: Listening) -> None:
         # Nobody may be reading any more, and that must not stop the server.
         with contextlib.suppress(OSError):
-            for words in after_start(settings):
+            for words in after_start(listening.settings):
                 next_step(words, config)
 
     try:
@@ -112,9 +106,7 @@ def serve(config: Path) -> int:
 
 def after_start(settings: "Settings") -> Iterator[str]:
     """What to try once the server runs; nothing under systemd, where nobody reads it."""
-    from receiver import samples
-
-    first = samples.first_to_send(settings)
+    first = first_to_send(settings)
     if first is None or "JOURNAL_STREAM" in os.environ:
         return
     source, event_type = first
@@ -122,6 +114,30 @@ def after_start(settings: "Settings") -> Iterator[str]:
         yield f"`receiver sources show {source}` has the URL for the sender"
     else:
         yield f"in another terminal, `receiver send {source} {event_type}`"
+
+
+def first_to_send(settings: "Settings") -> tuple[str, str] | None:
+    """The source and type that a first try begins with: one that links, if there is one."""
+    from receiver.config import Link
+
+    found = [
+        (not isinstance(rule.effect, Link), source, event_type)
+        for rule in settings.rules
+        for source in rule.sources
+        if (event_type := rule.concrete_type) is not None
+    ]
+    return min(found, key=lambda one: one[0])[1:] if found else None
+
+
+def go_on_as_owner(config: Path) -> None:
+    """Let root serve as whom the file belongs to, and say so."""
+    from receiver import place
+    from receiver.caller import become_owner
+
+    database = place.named(config)
+    owner = None if database is None else become_owner(database)
+    if owner is not None:
+        console.say(f"going on as {owner}, whom {database} belongs to")
 
 
 @click.command()
@@ -135,10 +151,9 @@ def work(config: Path) -> int:
     Example:
       receiver work -c /etc/receiver/receiver.toml
     """
-    from receiver.caller import become_owner
     from receiver.work import work as run
 
-    become_owner(load_settings(config).database)
+    go_on_as_owner(config)
     return run(config, shared.now_ms)
 
 
