@@ -1,7 +1,6 @@
 """The certificates that a sender signs with: fetched once, proved by their chain, then known."""
 
 import contextlib
-import http.client
 import re
 import ssl
 import warnings
@@ -104,6 +103,9 @@ def system_roots() -> list["X509"]:
 
 def fetch(url: str) -> bytes:
     """The body of a 200 at a URL; no redirect is followed. Raises Unreachable, or Untrusted."""
+    # Slow to import, with all of the package email.
+    import http.client
+
     parts = urlsplit(url)
     host, tls = parts.hostname or "", parts.scheme == "https"
     port = parts.port or (443 if tls else 80)

@@ -8,7 +8,7 @@ import itertools
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.resources import files
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar, cast
 
@@ -98,8 +98,8 @@ _SENDER_KEYS = (
     *("handshakes", "batch", "batch_account", "batch_signed", "statuses", "api"),
 )
 
-# Read this way, they are found in a zip and in a single file too.
-_FOLDER = files(__package__) / "senders"
+# Not by importlib.resources, which takes longer to import than a sender to read.
+_FOLDER = Path(__file__).with_name("senders")
 
 _PLACES = ("event_id", "event_type", "account", "event_time")
 

@@ -5,16 +5,11 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from operator import ge, gt, le, lt
 from re import _constants, _parser  # type: ignore[attr-defined]  # undocumented, but stable
-from typing import Any, cast
+from typing import Any
 
-import jmespath
 import msgspec
-from jmespath.exceptions import JMESPathTypeError, ParseError
-from jmespath.functions import Functions
-from jmespath.parser import ParsedResult
 
 KEY_CHARS_MAX = 500
 EXPRESSION_CHARS_MAX = 500
@@ -38,6 +33,7 @@ _OFFERED = ("_event", "_workspace", "_resource")
 
 OPERATORS = ("eq", "ne", "gt", "ge", "lt", "le", "in", "exists", "matches")
 
+#: A part of an expression as the library for JMESPath has it: `type`, `value`, `children`.
 Node = dict[str, Any]
 Finder = Callable[["Scope"], object]
 Judge = Callable[[object], bool]
@@ -92,11 +88,11 @@ class Path(msgspec.Struct, frozen=True, eq=False):
         if not expressions:
             raise ValueError("needs at least one path")
         parsed = [_parse(one) for one in expressions]
-        trees = [_tree(one) for one in parsed]
+        trees = [one.tree for one in parsed]
         for tree in trees:
             _check_own_names(tree)
-        kinds = {node["type"] for tree in trees for node in _nodes(tree)}
-        finders = [_finder(*one) for one in zip(expressions, parsed, strict=True)]
+        kinds = {node["type"] for tree in trees for node in nodes(tree)}
+        finders = [_finder(one) for one in parsed]
         return cls(
             text=" or ".join(expressions),
             value=finders[0] if len(finders) == 1 else _first(finders),
@@ -237,65 +233,48 @@ def key_text(value: object, what: str) -> str:
 # Paths
 
 
-def _parse(expression: str) -> ParsedResult:
+class Parsed(msgspec.Struct, frozen=True, eq=False):
+    """An expression; `search` takes a document, and is None where its steps say all."""
+
+    tree: Node
+    search: Finder | None = None
+
+
+def _parse(expression: str) -> Parsed:
     if len(expression) > EXPRESSION_CHARS_MAX:
         raise ValueError(f"is longer than {EXPRESSION_CHARS_MAX} characters (use a shorter path)")
-    shown = repr(_cut(expression))
-    try:
-        # The library warns about texts in backticks that are not JSON, and takes them.
-        with warnings.catch_warnings(action="ignore"):
-            parsed = jmespath.compile(expression)
-    except ParseError as error:
-        column = (error.lex_position or 0) + 1
-        raise ValueError(f"{shown} is not a JMESPath (see column {column})") from error
-    except (ValueError, RecursionError) as error:
-        wrong = "nested too deeply" if isinstance(error, RecursionError) else "empty"
-        raise ValueError(f"{shown} is not a JMESPath ({wrong})") from error
-    _check_functions(_tree(parsed))
-    return parsed
+    if _PLAIN(expression):
+        return Parsed(_plain_tree(expression))
+    # Most paths are plain, and the library is slow to import and to parse.
+    from receiver import expressions
+
+    return expressions.parse(expression)
 
 
-def _tree(parsed: ParsedResult) -> Node:
-    return cast(Node, parsed.parsed)
+def _plain_tree(expression: str) -> Node:
+    found = _PLAIN_STEP.findall(expression)
+    children: list[Node] = [
+        {"type": "field", "value": name, "children": []}
+        if name
+        else {"type": "index", "value": int(index), "children": []}
+        for name, index in found
+    ]
+    return {"type": "subexpression", "children": children}
 
 
-def _nodes(tree: Node) -> Iterator[Node]:
+def nodes(tree: Node) -> Iterator[Node]:
     yield tree
     for child in tree["children"]:
         # The children of a slice are numbers.
         if isinstance(child, dict):
-            yield from _nodes(child)
+            yield from nodes(child)
 
 
-def _check_functions(tree: Node) -> None:
-    references = sum(node["type"] == "expref" for node in _nodes(tree))
-    for node in _nodes(tree):
-        if node["type"] == "function_expression":
-            references -= _check_call(node["value"], node["children"])
-    if references:
-        raise ValueError("has an & that is not an argument of a function that takes one")
-
-
-def _check_call(name: str, arguments: Sequence[Node]) -> int:
-    """How many of the arguments are & references; raises ValueError for a call that can't work."""
-    known = Functions.FUNCTION_TABLE.get(name)
-    if known is None:
-        raise ValueError(f"calls {name}(), which JMESPath lacks{nearest(name, _FUNCTIONS)}")
-    signature = known["signature"]
-    variadic = bool(signature[-1].get("variadic"))
-    if len(arguments) < len(signature) or (len(arguments) > len(signature) and not variadic):
-        raise ValueError(f"calls {name}() with {len(arguments)} arguments, not {len(signature)}")
-    wanted = ["expref" in parameter["types"] for parameter in signature]
-    return sum(
-        want and argument["type"] == "expref"
-        for want, argument in zip(wanted, arguments, strict=False)
-    )
-
-
-def _finder(expression: str, parsed: ParsedResult) -> Finder:
-    steps = _steps(_tree(parsed))
+def _finder(parsed: Parsed) -> Finder:
+    steps = _steps(parsed.tree)
     if not steps:
-        return _by_search(expression, parsed)
+        assert parsed.search is not None, "a path that is plain has steps"
+        return parsed.search
     own = steps[0] in RESERVED
     if all(isinstance(step, str) for step in steps):
         return _by_names(steps, own)
@@ -329,17 +308,6 @@ def _steps(tree: Node) -> tuple[str | int, ...] | None:
             return None
         steps += inner
     return steps
-
-
-def _by_search(expression: str, parsed: ParsedResult) -> Finder:
-    def find(scope: Scope) -> object:
-        try:
-            return cast(object, parsed.search(scope.merged()))
-        # Functions of the library leak these for odd numbers and deep documents.
-        except (ValueError, TypeError, ArithmeticError, RecursionError) as error:
-            raise Unjudgeable(expression, _runtime_words(error)) from error
-
-    return find
 
 
 def _by_names(names: Sequence[str | int], own: bool) -> Finder:
@@ -376,7 +344,7 @@ def _names_at_root(tree: Node) -> set[str]:
     if steps:
         return {step for step in steps[:1] if isinstance(step, str)}
     # Which fields of a longer expression are looked up at the top is not worth working out.
-    return {node["value"] for node in _nodes(tree) if node["type"] == "field"}
+    return {node["value"] for node in nodes(tree) if node["type"] == "field"}
 
 
 def _check_own_names(tree: Node) -> None:
@@ -384,13 +352,13 @@ def _check_own_names(tree: Node) -> None:
     for name, *following in _looked_up_at_root(tree):
         if name.startswith("_") and name not in RESERVED:
             raise ValueError(
-                f"{_cut(name)} is none of our names{nearest_or_all(name, _OFFERED)}; "
-                f"a field of the body that is called so is written @.{_cut(name)}"
+                f"{cut_short(name)} is none of our names{nearest_or_all(name, _OFFERED)}; "
+                f"a field of the body that is called so is written @.{cut_short(name)}"
             )
         known = _OWN_FIELDS.get(name)
         if known is not None and following and following[0] not in known:
             hint = nearest_or_all(following[0], known)
-            raise ValueError(f"{name} has no {_cut(following[0])}{hint}")
+            raise ValueError(f"{name} has no {cut_short(following[0])}{hint}")
 
 
 def _looked_up_at_root(tree: Node) -> Iterator[tuple[str, ...]]:
@@ -406,13 +374,6 @@ def _looked_up_at_root(tree: Node) -> Iterator[tuple[str, ...]]:
     elif kind != "expref":
         for child in tree["children"]:
             yield from _looked_up_at_root(child)
-
-
-def _runtime_words(error: Exception) -> str:
-    if isinstance(error, JMESPathTypeError):
-        # Its own text would repeat the value.
-        return f"{error.function_name}() can't take a value of type {error.actual_type}"
-    return "can't be evaluated on this event"
 
 
 # Comparisons
@@ -440,7 +401,7 @@ def _operator_words(operator: str) -> str:
     hint = f" (did you mean {meant}?)" if meant else nearest(operator, OPERATORS)
     if not hint:
         hint = ' (a path with dots is one key in quotes: "data.object.status")'
-    return f"{_cut(operator)!r} is not an operator; they are {' '.join(OPERATORS)}{hint}"
+    return f"{cut_short(operator)!r} is not an operator; they are {' '.join(OPERATORS)}{hint}"
 
 
 def _judge(operator: str, literal: object) -> tuple[Judge, str]:
@@ -473,7 +434,7 @@ def _one_of(literal: object) -> tuple[Judge, str]:
     if not isinstance(literal, list) or not literal:
         raise ValueError("in needs a list of at least one text, number, true or false")
     judges = [_equals(one, "in") for one in literal]
-    words = _cut(f"one of {', '.join(map(_shown, literal))}")
+    words = cut_short(f"one of {', '.join(map(_shown, literal))}")
     if all(isinstance(one, str) for one in literal):
         texts = frozenset(literal)
         return lambda value: isinstance(value, str) and value in texts, words
@@ -515,7 +476,7 @@ def _matches(literal: object) -> tuple[Judge, str]:
             raise _WrongType(f"is longer than the {MATCH_CHARS_MAX} characters matches looks at")
         return pattern.search(value) is not None
 
-    return judge, f"a match of {_cut(literal)!r}"
+    return judge, f"a match of {cut_short(literal)!r}"
 
 
 def _pattern(text: str) -> re.Pattern[str]:
@@ -700,6 +661,9 @@ def _bound(value: object, what: str) -> str | int | float | None:
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """` (did you mean X?)`, or nothing where no known word is near."""
+    # Slow to import, and only for what is wrong.
+    from difflib import get_close_matches
+
     found = get_close_matches(word[:_WORD_CHARS_MAX], known, n=1)
     return f" (did you mean {found[0]}?)" if found else ""
 
@@ -711,7 +675,7 @@ def nearest_or_all(word: str, known: Collection[str]) -> str:
 
 def _shown(value: object) -> str:
     if isinstance(value, str):
-        return repr(_cut(value))
+        return repr(cut_short(value))
     if isinstance(value, bool):
         return "true" if value else "false"
     if _is_number(value) and not (isinstance(value, int) and value.bit_length() > _SHOWN_BITS):
@@ -731,7 +695,7 @@ def _kind(value: object) -> str:
     return "a list" if isinstance(value, list) else "an object"
 
 
-def _cut(text: str) -> str:
+def cut_short(text: str) -> str:
     return text if len(text) <= SHOWN_CHARS_MAX else text[: SHOWN_CHARS_MAX - 3] + "..."
 
 
@@ -768,7 +732,6 @@ _FROM_FIRST = frozenset(
     }
 )
 _DATES = " (write a date as text, in quotes)"
-_FUNCTIONS = tuple(Functions.FUNCTION_TABLE)
 _COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
     "gt": gt,
     "ge": ge,
@@ -798,6 +761,11 @@ _OPERATORS_ELSEWHERE = {
     "one_of": "in",
     "any": "in",
 }
+# Names and indexes alone: what most paths are.
+_PLAIN = re.compile(
+    r"[A-Za-z_][A-Za-z0-9_]*(?:\[\d{1,6}\])*(?:\.[A-Za-z_][A-Za-z0-9_]*(?:\[\d{1,6}\])*)*", re.ASCII
+).fullmatch
+_PLAIN_STEP = re.compile(r"([A-Za-z_]\w*)|\[(\d+)\]", re.ASCII)
 _UNPRINTABLE = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u2028\\u2029\\ud800-\\udfff]")
 _SURROGATE = re.compile("[\\ud800-\\udfff]")
 _BRACE = re.compile(r"[{}]")

@@ -1,7 +1,6 @@
 """Writes the files that a new set-up begins with."""
 
 import os
-from importlib.resources import files
 from pathlib import Path
 
 CONFIG_NAME = "receiver.toml"
@@ -315,7 +314,7 @@ def secret_name(example: str | None) -> str:
 def _config(example: str | None, live: bool) -> str:
     if example is None:
         return CONFIG.replace("@LIVEMODE@", "true" if live else "false")
-    return files(__package__).joinpath("examples", f"{example}.toml").read_text("utf-8")
+    return (Path(__file__).with_name("examples") / f"{example}.toml").read_text("utf-8")
 
 
 def _create(path: Path, text: str, mode: int) -> None:

@@ -1,10 +1,8 @@
 import base64
 import functools
 import re
-import subprocess
 import sys
 import tomllib
-import zipfile
 from pathlib import Path
 
 import msgspec
@@ -62,27 +60,6 @@ def test_the_names_are_known_without_reading_a_file(monkeypatch: pytest.MonkeyPa
     presets.names.cache_clear()
 
     assert "stripe" in presets.names()
-
-
-def test_the_presets_are_found_in_a_zip(tmp_path: Path) -> None:
-    archive = tmp_path / "code.zip"
-    with zipfile.ZipFile(archive, "w") as packed:
-        for folder in ("receiver", "store"):
-            for file in sorted((ROOT / folder).rglob("*")):
-                if file.suffix in (".py", ".toml"):
-                    packed.write(file, file.relative_to(ROOT))
-    code = "from receiver import presets; print(presets.__file__, presets.get('stripe').name)"
-
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={"PYTHONPATH": str(archive)},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=30,
-    )
-
-    assert done.stdout.split() == [f"{archive}/receiver/presets.py", "stripe"], done.stderr
 
 
 def test_every_data_file_is_installed() -> None:
