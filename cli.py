@@ -1,5 +1,6 @@
 """The command `receiver`: finds the command that is called, and tells what went wrong."""
 
+import gc
 import importlib
 import os
 import sys
@@ -20,6 +21,8 @@ from receiver.commands.shared import (
     Listed,
 )
 
+#: Containers made and not freed before the garbage collector looks for cycles.
+COLLECT_AFTER = 20_000
 #: Characters of an unexpected error's message.
 WORDS_CHARS_MAX = 500
 INTERRUPTED = 130
@@ -109,6 +112,8 @@ class Commands(Listed):
 
         if not standalone_mode:
             return run()
+        # What is imported stays: looking for garbage in it would be a tenth of every command.
+        gc.set_threshold(COLLECT_AFTER)
         for stream in (sys.stdout, sys.stderr):
             # A terminal that can't show a character gets its escape.
             if hasattr(stream, "reconfigure"):

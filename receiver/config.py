@@ -536,7 +536,7 @@ class _Builder:
         retention, certificates_url = _retention(table), _certificates_url(table, preset)
         if preset is None:
             return None
-        reach_by = None if preset.by_certificate else self._api(table, preset.api, livemode)
+        reach_by = None if preset.by_certificate else self._api(table, preset, livemode)
         if identity is None or mode is None:
             return None
         _warn_of(table, preset, livemode, url or public_url)
@@ -571,10 +571,11 @@ class _Builder:
             silence_s=silence_s,
         )
 
-    def _api(self, source: Table, sender: SenderApi, livemode: bool | None) -> Api | None:
+    def _api(self, source: Table, preset: Preset, livemode: bool | None) -> Api | None:
         table = source.table("api", _API_KEYS)
         if table is None:
             return None
+        sender = presets.api_of(preset)
         table.require("key", f"write {references.KINDS}")
         reference, version = table.text("key"), table.text("version")
         base_url = _url(table, "base_url") or sender.base_url

@@ -232,7 +232,8 @@ class Preset(msgspec.Struct, frozen=True):
     batch: Batch | None = None
     # By the outcome's word; None where all are the usual ones.
     statuses: tuple[tuple[str, Reply], ...] | None = None
-    api: SenderApi = SenderApi()
+    #: None: that of our own data, which `api_of` reads where it is asked for.
+    api: SenderApi | None = SenderApi()
     # The sender hands its secret over in a handshake.
     captures: bool = False
 
@@ -280,7 +281,18 @@ def table(name: str) -> Table:
 @functools.cache
 def get(name: str) -> Preset:
     """The preset of that name; PresetError as `table`."""
-    return parse(table(name), name)
+    whole = {key: value for key, value in table(name).items() if key != "api"}
+    return msgspec.structs.replace(parse(whole, name), api=None)
+
+
+def api_of(preset: Preset) -> SenderApi:
+    """The sender's API."""
+    return _own_api(preset.name) if preset.api is None else preset.api
+
+
+@functools.cache
+def _own_api(name: str) -> SenderApi:
+    return parse(table(name), name).api or SenderApi()
 
 
 def parse(table: Table, name: str = "custom") -> Preset:

@@ -37,7 +37,8 @@ def far() -> Iterator[SenderApi]:
 @pytest.fixture
 def client(far: SenderApi) -> Iterator[Client]:
     made = Client(
-        Api(KEY.encode(), far.url, presets.get("stripe").api, "2025-03-31.basil"), livemode=False
+        Api(KEY.encode(), far.url, presets.api_of(presets.get("stripe")), "2025-03-31.basil"),
+        livemode=False,
     )
     yield made
     made.close()
@@ -173,7 +174,9 @@ def test_what_would_refuse_all_the_others_too_says_so(
 
 
 def test_what_can_not_be_reached_is_asked_later() -> None:
-    client = Client(Api(b"k", f"http://127.0.0.1:{unused_port()}", presets.get("stripe").api))
+    client = Client(
+        Api(b"k", f"http://127.0.0.1:{unused_port()}", presets.api_of(presets.get("stripe")))
+    )
 
     reply = ask(client)
 
@@ -209,7 +212,7 @@ def test_an_answer_that_does_not_come_ends_with_the_time_limit(
 
 
 def test_a_key_is_known_by_its_beginning() -> None:
-    described = presets.get("stripe").api
+    described = presets.api_of(presets.get("stripe"))
 
     assert described.mode_of(b"sk_test_1") is False
     assert described.mode_of(b"rk_live_1") is True

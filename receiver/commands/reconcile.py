@@ -101,10 +101,12 @@ def reconcile(
 
 def check(source: "Source", *, books: bool, until: str | None) -> None:
     """Ends the command where the config does not say how to compare."""
+    from receiver import presets
+
     where = f"sources.{source.name}.api"
     recover = source.contract.preset.recover
     elsewhere = f"; what it offers: {recover}" if recover else ""
-    known = source.contract.preset.api
+    known = presets.api_of(source.contract.preset)
     if source.api is None and elsewhere and known.events is None and not known.resources:
         raise Failure(
             f"sources.{source.name}: how this sender lists its events is not known{elsewhere}",
