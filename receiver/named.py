@@ -70,11 +70,11 @@ def event_about(snapshot: Snapshot, settings: Settings, name: str) -> Row:
 
 def about(
     snapshot: Snapshot, settings: Settings, subject: str | None, workspace: str | None
-) -> list[int] | None:
-    """Row numbers of the events about a subject and a workspace, oldest first; None: of all."""
+) -> list[int]:
+    """Row numbers of the events about a subject, a workspace or both, oldest first."""
     found = None if subject is None else of_subject(snapshot, settings, subject)
     if workspace is None:
-        return found
+        return found or []
     theirs = inbox.of_workspace(snapshot, workspace)
     return theirs if found is None else sorted(set(theirs) & set(found))
 

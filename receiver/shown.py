@@ -2,22 +2,27 @@
 
 import json
 import shlex
+from typing import TYPE_CHECKING
 
 from receiver.console import rfc3339
 from store import inbox
-from store.attempts import Attempt
-from store.audit import Act
-from store.conflicts import Conflict
 from store.database import Snapshot
-from store.fetches import Fetch
 from store.inbox import Row
-from store.ledger import Entry
-from store.links import Link
 from store.operations import Key
-from store.outbox import Message
-from store.parked import Fact
-from store.records import Record
-from store.resources import Name, Resource
+from store.resources import Name
+
+if TYPE_CHECKING:
+    # Listings are of one of them: the others need not be imported for it.
+    from store.attempts import Attempt
+    from store.audit import Act
+    from store.conflicts import Conflict
+    from store.fetches import Fetch
+    from store.ledger import Entry
+    from store.links import Link
+    from store.outbox import Message
+    from store.parked import Fact
+    from store.records import Record
+    from store.resources import Resource
 
 
 def name_of(row: Row) -> str:
@@ -73,7 +78,7 @@ def event(row: Row) -> dict[str, object]:
     }
 
 
-def fact(waited_for: Fact) -> dict[str, object]:
+def fact(waited_for: "Fact") -> dict[str, object]:
     """What a parked event waits for."""
     about: dict[str, object] = {
         "for": waited_for.kind,
@@ -89,7 +94,7 @@ def fact(waited_for: Fact) -> dict[str, object]:
     return about
 
 
-def fact_words(waited_for: Fact) -> str:
+def fact_words(waited_for: "Fact") -> str:
     """The same as part of a sentence."""
     match waited_for.kind:
         case "link":
@@ -102,17 +107,17 @@ def fact_words(waited_for: Fact) -> str:
     return "you to say whose it is"
 
 
-def entry_key(waited_for: Fact) -> Key:
+def entry_key(waited_for: "Fact") -> Key:
     """The business key of the entry that is waited for."""
     return Key(waited_for.source, waited_for.account, waited_for.key, waited_for.operation)
 
 
-def resource_name(waited_for: Fact) -> Name:
+def resource_name(waited_for: "Fact") -> Name:
     """The resource whose state is waited for."""
     return Name(waited_for.source, waited_for.account, waited_for.operation, waited_for.key)
 
 
-def conflict(one: Conflict, row: Row) -> dict[str, object]:
+def conflict(one: "Conflict", row: Row) -> dict[str, object]:
     """A conflict, without its content."""
     return {
         "conflict": one.id,
@@ -129,7 +134,7 @@ def conflict(one: Conflict, row: Row) -> dict[str, object]:
     }
 
 
-def resource(one: Resource) -> dict[str, object]:
+def resource(one: "Resource") -> dict[str, object]:
     """What is known of a resource; `source` is the identity, `event` the row that brought it."""
     return one.name._asdict() | {
         "state": one.state,
@@ -145,7 +150,7 @@ def resource(one: Resource) -> dict[str, object]:
     }
 
 
-def fetch(one: Fetch) -> dict[str, object]:
+def fetch(one: "Fetch") -> dict[str, object]:
     """What is, or was, still to be fetched."""
     return one.name._asdict() | {
         "endpoint": one.endpoint,
@@ -159,7 +164,7 @@ def fetch(one: Fetch) -> dict[str, object]:
     }
 
 
-def link(one: Link) -> dict[str, object]:
+def link(one: "Link") -> dict[str, object]:
     """A link."""
     return {
         "source": one.source,
@@ -170,7 +175,7 @@ def link(one: Link) -> dict[str, object]:
     }
 
 
-def message(one: Message) -> dict[str, object]:
+def message(one: "Message") -> dict[str, object]:
     """A message, without its body; `event` is the row of the event that owes it."""
     return {
         "id": one.id,
@@ -188,12 +193,12 @@ def message(one: Message) -> dict[str, object]:
     }
 
 
-def recipient(one: Message) -> str:
+def recipient(one: "Message") -> str:
     """The destination of a message, and the name that tells it from others to the same."""
     return f"{one.destination} ({one.name})" if one.name else one.destination
 
 
-def attempt(one: Attempt) -> dict[str, object]:
+def attempt(one: "Attempt") -> dict[str, object]:
     """One try at an event or a message."""
     return {
         "attempt": one.attempt,
@@ -203,7 +208,7 @@ def attempt(one: Attempt) -> dict[str, object]:
     }
 
 
-def attempt_words(one: Attempt) -> str:
+def attempt_words(one: "Attempt") -> str:
     """The same as part of a sentence, as in `number 2 failed after 1.5 s: 503`."""
     if one.outcome is None:
         return f"number {one.attempt} is running"
@@ -212,7 +217,7 @@ def attempt_words(one: Attempt) -> str:
     return f"number {one.attempt} {one.outcome}{took}{why}"
 
 
-def act(one: Act) -> dict[str, object]:
+def act(one: "Act") -> dict[str, object]:
     """An act by hand, its detail decoded."""
     return {
         "id": one.id,
@@ -230,7 +235,7 @@ def key(business_key: Key) -> dict[str, object]:
     return business_key._asdict()
 
 
-def entry(one: Entry) -> dict[str, object]:
+def entry(one: "Entry") -> dict[str, object]:
     """A ledger entry; the target is what a reversal takes back."""
     return key(one.key) | {
         "workspace": one.workspace,
@@ -242,7 +247,7 @@ def entry(one: Entry) -> dict[str, object]:
     }
 
 
-def record(one: Record) -> dict[str, object]:
+def record(one: "Record") -> dict[str, object]:
     """A record, its data decoded."""
     return key(one.key) | {
         "kind": one.kind,

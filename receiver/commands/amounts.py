@@ -21,11 +21,11 @@ from receiver.commands.shared import (
     drain,
     listing,
     load_settings,
+    looking,
     names_in,
     next_step,
     operating,
     print_listing,
-    reading,
     reason_option,
     say_released,
     since_option,
@@ -62,7 +62,7 @@ def ledger_list(
     from receiver import shown
     from store import ledger
 
-    with reading(load_settings(config)) as seen:
+    with looking(config) as seen:
         found = ledger.listed(
             seen,
             workspace=workspace,
@@ -257,7 +257,7 @@ def balance(
     from receiver import shown
     from store import ledger
 
-    with reading(load_settings(config)) as seen:
+    with looking(config) as seen:
         found = ledger.totals(seen, workspace=workspace, unit=unit, limit=limit)
     if workspace is not None and not found:
         of_unit = f" of {unit}" if unit else ""
@@ -306,7 +306,7 @@ def records(
     from receiver import shown
     from store import records
 
-    with reading(load_settings(config)) as seen:
+    with looking(config) as seen:
         found = records.listed(
             seen, kind=kind, workspace=workspace, subject=subject, since_ms=since_ms, limit=limit
         )

@@ -8,9 +8,8 @@ from receiver import console
 from receiver.commands import shared
 from receiver.commands.shared import (
     listing,
-    load_settings,
+    looking,
     print_listing,
-    reading,
     since_option,
 )
 
@@ -39,7 +38,7 @@ def audit(
     from receiver import shown
     from store import audit
 
-    with reading(load_settings(config)) as seen:
+    with looking(config) as seen:
         found = audit.listed(seen, actor=actor, action=action, since_ms=since_ms, limit=limit)
     at = shared.now_ms()
     print_listing(

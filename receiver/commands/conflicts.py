@@ -16,6 +16,7 @@ from receiver.commands.shared import (
     json_option,
     listing,
     load_settings,
+    looking,
     next_step,
     print_listing,
     reading,
@@ -46,7 +47,7 @@ def conflicts_list(config: Path, as_json: bool, limit: int, everything: bool) ->
     from receiver import shown
     from store import conflicts, inbox
 
-    with reading(load_settings(config)) as seen:
+    with looking(config) as seen:
         found = [
             (one, row)
             for one in conflicts.listed(seen, resolved=everything, limit=limit)

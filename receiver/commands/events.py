@@ -21,6 +21,7 @@ from receiver.commands.shared import (
     json_option,
     listing,
     load_settings,
+    looking,
     next_step,
     operating,
     print_listing,
@@ -86,14 +87,29 @@ def events_list(
     Example:
       receiver events list --state quarantined --since 2d
     """
-    from receiver import named, shown
+    from receiver import shown
     from store import inbox
 
-    settings = load_settings(config)
-    with reading(settings) as seen:
-        among = named.about(seen, settings, subject, workspace)
-        choose = inbox.listed if among is None else functools.partial(inbox.among, numbers=among)
-        rows = choose(seen, state=state, endpoint=source, type=type, since_ms=since_ms, limit=limit)
+    if subject is None and workspace is None:
+        with looking(config) as seen:
+            rows = inbox.listed(
+                seen, state=state, endpoint=source, type=type, since_ms=since_ms, limit=limit
+            )
+    else:
+        # It reads the rules, to find who asks for a subject.
+        from receiver import named
+
+        settings = load_settings(config)
+        with reading(settings) as seen:
+            rows = inbox.among(
+                seen,
+                named.about(seen, settings, subject, workspace),
+                state=state,
+                endpoint=source,
+                type=type,
+                since_ms=since_ms,
+                limit=limit,
+            )
     print_listing(rows, limit, as_json, shown.event, EVENT_HEADINGS, event_cells, prose=True)
 
 

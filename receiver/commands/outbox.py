@@ -18,6 +18,7 @@ from receiver.commands.shared import (
     json_option,
     listing,
     load_settings,
+    looking,
     names_in,
     next_step,
     print_listing,
@@ -80,7 +81,7 @@ def outbox_list(
     from receiver import shown
     from store import outbox
 
-    with reading(load_settings(config)) as seen:
+    with looking(config) as seen:
         found = outbox.listed(seen, state=state, destination=destination, limit=limit)
     at = shared.now_ms()
     print_listing(

@@ -15,6 +15,7 @@ from receiver.commands.shared import (
     drain,
     listing,
     load_settings,
+    looking,
     next_step,
     operating,
     print_listing,
@@ -42,7 +43,7 @@ def parked_list(config: Path, as_json: bool, limit: int, source: str | None) -> 
     from receiver import shown
     from store import inbox, parked
 
-    with reading(load_settings(config)) as seen:
+    with looking(config) as seen:
         found = [
             (row, fact, since_ms)
             for event, fact, since_ms in parked.listed(seen, endpoint=source, limit=limit)

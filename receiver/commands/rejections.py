@@ -18,6 +18,7 @@ from receiver.commands.shared import (
     json_option,
     listing,
     load_settings,
+    looking,
     next_step,
     operating,
     print_findings,
@@ -72,7 +73,7 @@ def rejections_list(
     from receiver.rejected import as_line
     from store import rejections
 
-    with reading(load_settings(config)) as seen:
+    with looking(config) as seen:
         found = rejections.listed(
             seen, source=source, reason=reason, since_ms=since_ms, limit=limit
         )

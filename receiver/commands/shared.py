@@ -169,6 +169,19 @@ def load_settings(config: Path) -> "Settings":
 
 
 @contextlib.contextmanager
+def looking(config: Path) -> Iterator["Snapshot"]:
+    """A snapshot of the file that a config names, whatever else is in the config."""
+    from receiver import place
+    from receiver.caller import become_owner
+    from store.database import snapshot
+
+    database = place.named(config) or load_settings(config).database
+    become_owner(database)
+    with snapshot(database) as seen:
+        yield seen
+
+
+@contextlib.contextmanager
 def reading(settings: "Settings") -> Iterator["Snapshot"]:
     """A snapshot of the file, opened as its owner."""
     from receiver.caller import become_owner

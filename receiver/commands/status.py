@@ -19,6 +19,7 @@ from receiver.commands.shared import (
     json_option,
     listing,
     load_settings,
+    looking,
     next_step,
     print_listing,
     reading,
@@ -110,7 +111,7 @@ def alerts_list(config: Path, as_json: bool, limit: int) -> None:
     """
     from store import alerts
 
-    with reading(load_settings(config)) as seen:
+    with looking(config) as seen:
         found = alerts.listed(seen, limit)
     at = shared.now_ms()
     print_listing(
