@@ -1,17 +1,15 @@
 """Writes for people and for programs, and reads times: tables, colours, JSON lines."""
 
-import json
 import os
 import re
-import shutil
 import sys
-import textwrap
-import unicodedata
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Literal, NamedTuple
 
 import click
+
+# Every command imports this, `--version` too: what few of them need stands in its function.
 
 #: Columns between two cells, and before the further lines of a row.
 GAP = 2
@@ -85,6 +83,8 @@ def hint(text: str) -> None:
 
 def print_json(value: Mapping[str, object]) -> None:
     """One JSON object on one line; anything but ASCII is escaped, so that nothing can hide."""
+    import json
+
     click.echo(json.dumps(value, separators=(",", ":")))
 
 
@@ -102,6 +102,8 @@ def print_table(
     if sys.stdout is None or not sys.stdout.isatty():
         _print_rows(headings, rows, texts, [[*range(len(headings))]], None)
         return
+    import shutil
+
     room = shutil.get_terminal_size().columns
     if len(lay_out(_widths(headings, texts), room, PROSE_WIDE if prose else None)) > 1:
         texts = [[_text(cell, narrow=True) for cell in row] for row in rows]
@@ -292,6 +294,8 @@ def _print_line(
 
 def _wrapped(text: str, width: int) -> list[str]:
     # Ids are never broken.
+    import textwrap
+
     return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
 
 
@@ -310,6 +314,8 @@ def _width(text: str) -> int:
     """Columns on a terminal."""
     if text.isascii():
         return len(text)
+    import unicodedata
+
     return sum(
         0 if unicodedata.combining(one) else 2 if unicodedata.east_asian_width(one) in "WF" else 1
         for one in text

@@ -1,10 +1,8 @@
 """What the commands share: options, opening the file, listings, and how an error is told."""
 
 import contextlib
-import logging
 import os
 import re
-import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -207,6 +205,8 @@ def acting(settings: "Settings") -> Iterator[tuple["Store", str]]:
 def next_step(words: str, config: Path) -> None:
     """What to try next; each command in backquotes names the same config, if that is needed."""
     found_without = config in PLACES or "RECEIVER_CONFIG" in os.environ
+    import shlex
+
     option = "" if found_without else f" -c {shlex.quote(str(config))}"
     console.hint(re.sub(r"`(receiver [^`]+)`", lambda found: f"`{found[1]}{option}`", words))
 
@@ -300,6 +300,8 @@ why_option = click.option(
 @contextlib.contextmanager
 def operating(settings: "Settings", reason: str) -> Iterator[tuple["Store", "Processor", "By"]]:
     """What an act by hand needs: the store, what events are judged by, and who acts."""
+    import logging
+
     from receiver.operate import By
     from receiver.process import Processor
 
