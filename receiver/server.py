@@ -215,14 +215,16 @@ class Server:
         admin.start()
         try:
             await self._begin()
-            readiness.committed = True
             listeners = await listen(self._gate, self._app, sockets.public, self._certified)
+            readiness.committed = True
             self._watch_signals()
             listening = self._announce(sockets)
             self._notifier.ready(self._status())
             systemd.start_watchdog(self._loop, self._notifier, os.environ, os.getpid())
             if ready is not None:
                 ready(listening)
+            # Last: what its threads import at first would hold up the first answers.
+            self._start_worker()
             await self._stop.wait()
             self._notifier.stopping()
             readiness.stopping = True
@@ -237,6 +239,8 @@ class Server:
             self._certificates.load(await self._writer.submit(certificates.known))
         except Unavailable as error:
             raise StartError(f"{self._settings.database}: {error}") from error
+
+    def _start_worker(self) -> None:
         if self._worker is not None:
             self._worker.start()
         if self._watching is not None:
