@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import socket
 import stat
@@ -1137,6 +1138,36 @@ def test_what_a_one_file_program_unpacked_for_root_is_left_to_the_owner_it_becom
         )
 
     assert (done.stdout, done.stderr) == ("read me\n", "")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_what_the_owner_may_not_read_of_the_program_is_imported_before() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder, installed = Path(name), Path(name, "installed")
+        for package in ("receiver", "store"):
+            shutil.copytree(ROOT / package, installed / package)
+        installed.chmod(0o700)
+        os.chmod(folder, 0o755)
+        (folder / "receiver.db").touch()
+        os.chown(folder / "receiver.db", 65534, 65534)
+        program = (
+            "import os; from pathlib import Path\n"
+            "from receiver.caller import become_owner\n"
+            f"become_owner(Path({str(folder / 'receiver.db')!r}))\n"
+            "from receiver import readers, send_email, send_http\n"
+            "print(os.getuid(), os.access(readers.__file__, os.R_OK))\n"
+        )
+
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            cwd=folder,
+            env=os.environ | {"PYTHONPATH": str(installed), "PYTHONDONTWRITEBYTECODE": "1"},
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+        )
+
+    assert (done.stdout, done.stderr) == ("65534 False\n", "")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
