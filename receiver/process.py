@@ -230,11 +230,10 @@ class Processor:
 
     def _receive(self, tx: Tx, event: Event, request_id: str, *, put_off: bool = False) -> Outcome:
         """`put_off`: only store it, to be applied by a job of its own."""
-        queued = self.settings.sources[event.source].mode == "queued"
-        doer: Doer = "worker" if queued else "writer" if put_off else "here"
-        row = _insert(tx, event, request_id, queued)
+        doer = self._doer(event.source, put_off=put_off)
+        row = _insert(tx, event, request_id, doer == "worker")
         if row is None:
-            return self._receive_again(tx, event, request_id, doer)
+            return self._receive_again(tx, event, request_id, put_off=put_off)
         if not event.id_signed:
             inbox.mark_same_body(tx, row, event.identity, event.body_sha256)
         if doer == "writer":
@@ -249,14 +248,19 @@ class Processor:
             return Outcome("done", row=row, keys=verdict.keys)
         return self._settled(tx, this, event, verdict)
 
-    def _receive_again(self, tx: Tx, event: Event, request_id: str, doer: Doer) -> Outcome:
+    def _doer(self, source: str, *, put_off: bool) -> Doer:
+        if self.settings.sources[source].mode == "queued":
+            return "worker"
+        return "writer" if put_off else "here"
+
+    def _receive_again(self, tx: Tx, event: Event, request_id: str, *, put_off: bool) -> Outcome:
         known = _known(tx, event)
         volatile = self.settings.sources[event.source].contract.volatile
         if not _same_content(tx, known, event, volatile):
             _keep_conflict(tx, known, event, volatile, request_id)
             return Outcome("conflict", row=known.id)
         inbox.count_duplicate(tx, known.id)
-        outcome = self._again(tx, known, event, doer)
+        outcome = self._again(tx, known, event, put_off=put_off)
         deliveries.add(
             tx,
             known.id,
@@ -268,7 +272,7 @@ class Processor:
         )
         return outcome
 
-    def _again(self, tx: Tx, known: Row, event: Event, doer: Doer) -> Outcome:
+    def _again(self, tx: Tx, known: Row, event: Event, *, put_off: bool) -> Outcome:
         """Run a known event once more, if it is unfinished and nobody has its lease."""
         if known.is_final:
             return Outcome("duplicate", row=known.id)
@@ -277,6 +281,10 @@ class Processor:
         if known.lease_until_ms is not None:
             # Whoever held it never came back.
             attempts.close(tx, event=known.id)
+        if known.endpoint != event.source and known.endpoint in self.settings.sources:
+            # Two sources of one identity: the one that it came in by has it judged, always.
+            event = stored_event(tx, self.settings, known)
+        doer = self._doer(event.source, put_off=put_off)
         if doer != "here":
             inbox.make_due(tx, known.id, by_worker=doer == "worker")
             return Outcome("pending", row=known.id)

@@ -108,6 +108,31 @@ def test_two_sources_of_one_identity_grant_an_invoice_once(world: World) -> None
     assert world.balance() == 100
 
 
+def test_an_event_is_judged_by_the_source_that_it_came_in_by_whoever_brings_it_again(
+    world: World,
+) -> None:
+    """Else the other source, which has no rule for it, would close what waits for its grant."""
+    voided = {"id": "in_1", "customer": "cus_1"}
+    world.stripe("evt_1", "invoice.voided", **voided)
+
+    again = world.stripe("evt_1", "invoice.voided", source="connect", **voided)
+
+    assert (again, world.state("evt_1")) == ("parked", "parked")
+
+
+def test_an_event_whose_source_is_gone_is_judged_by_the_one_that_brings_it_again(
+    world: World,
+) -> None:
+    world.invoice("evt_1", "in_1", source="connect")
+    without = CONFIG.replace("[sources.connect]", "[sources.renamed]")
+    world.configure(without.replace('"connect"', '"renamed"'))
+
+    world.link()
+
+    assert world.state("evt_1") == "quarantined"
+    assert world.invoice("evt_1", "in_1") == "done"
+
+
 def test_a_connected_account_never_touches_the_platforms_rows(world: World) -> None:
     world.link("cus_1", "acme")
     world.invoice("evt_1", "in_1")
