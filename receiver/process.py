@@ -161,6 +161,8 @@ class Processor:
             if row is not None or not known.is_final:
                 this = _try_of(known)._replace(first=row is not None)
                 outcome = self._fail(tx, this, why)
+            if row is None:
+                _count_again(tx, known, event, outcome, request_id)
         return outcome
 
     def due_jobs(self, snapshot: Snapshot, now_ms: int) -> list[Job[Outcome]]:
@@ -259,17 +261,8 @@ class Processor:
         if not _same_content(tx, known, event, volatile):
             _keep_conflict(tx, known, event, volatile, request_id)
             return Outcome("conflict", row=known.id)
-        inbox.count_duplicate(tx, known.id)
         outcome = self._again(tx, known, event, put_off=put_off)
-        deliveries.add(
-            tx,
-            known.id,
-            known.duplicates,
-            received_ms=event.received_ms,
-            answer=outcome.word,
-            secret=event.secret,
-            request_id=request_id,
-        )
+        _count_again(tx, known, event, outcome, request_id)
         return outcome
 
     def _again(self, tx: Tx, known: Row, event: Event, *, put_off: bool) -> Outcome:
@@ -502,6 +495,20 @@ def _known(tx: Tx, event: Event) -> Row:
     known = inbox.by_key(tx, event.identity, event.account, event.key_id)
     assert known is not None, "an insert that met a known key leaves that event to be found"
     return known
+
+
+def _count_again(tx: Tx, known: Row, event: Event, outcome: Outcome, request_id: str) -> None:
+    """One more redelivery of the same content, and what it was answered."""
+    inbox.count_duplicate(tx, known.id)
+    deliveries.add(
+        tx,
+        known.id,
+        known.duplicates,
+        received_ms=event.received_ms,
+        answer=outcome.word,
+        secret=event.secret,
+        request_id=request_id,
+    )
 
 
 def _same_content(tx: Tx, known: Row, event: Event, volatile: Sequence[str]) -> bool:

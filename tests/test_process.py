@@ -133,6 +133,19 @@ def test_an_event_whose_source_is_gone_is_judged_by_the_one_that_brings_it_again
     assert world.invoice("evt_1", "in_1") == "done"
 
 
+def test_a_redelivery_that_ends_the_transaction_is_counted_like_any_other(world: World) -> None:
+    run = {"id": "x", "run": "tx.sql('insert into poison values (1)')"}
+    world.stripe("evt_1", "handler.called", **run)
+
+    again = world.stripe("evt_1", "handler.called", **run)
+
+    assert again == "pending!"
+    known = world.event("evt_1")
+    assert (known.attempts, known.duplicates) == (2, 1)
+    told = world.query("select answer from receiver_deliveries where event = ?", known.id)
+    assert told == [("pending",)]
+
+
 def test_a_connected_account_never_touches_the_platforms_rows(world: World) -> None:
     world.link("cus_1", "acme")
     world.invoice("evt_1", "in_1")
