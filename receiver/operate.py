@@ -140,6 +140,8 @@ def resolve(tx: Tx, row: int, by: By) -> None:
     if known.state in ("done", "ignored"):
         raise Declined(f"{known.event_id} is {known.state} already: there is nothing to resolve")
     _check_lease(known, tx.now_ms)
+    # One whose worker ended would seem to run for ever.
+    attempts.close(tx, event=row)
     inbox.settle(tx, row, "ignored", by.reason)
     write_down(tx, by, "events resolve", target_of(row), was=known.state)
 
@@ -151,6 +153,7 @@ def attribute(tx: Tx, row: int, workspace: str, by: By) -> None:
         raise Declined(f"{known.event_id} is {known.state}: only an unfinished event is attributed")
     _check_lease(known, tx.now_ms)
     _check_name("workspace", workspace)
+    attempts.close(tx, event=row)
     inbox.attribute(tx, row, workspace)
     write_down(tx, by, "parked attribute", target_of(row), was=known.state, workspace=workspace)
 

@@ -10,7 +10,7 @@ import pytest
 
 from receiver import operate
 from receiver.operate import By, Declined
-from store import inbox, ledger, parked
+from store import attempts, inbox, ledger, parked
 from store.database import Tx
 from store.operations import Key
 from store.parked import Fact
@@ -221,6 +221,17 @@ def test_an_event_under_a_lease_is_left_to_its_worker(
         world.store.write(lambda tx: act(tx, row))
 
     assert world.event("evt_1").lease_until_ms == world.clock() + 5000
+
+
+def test_an_attempt_that_never_ended_is_closed_with_its_event(world: World) -> None:
+    row = lease(world)
+    world.store.write(lambda tx: attempts.start(tx, 2, event=row))
+    world.clock.now_ms += 5000
+
+    world.store.write(lambda tx: operate.resolve(tx, row, BY))
+
+    tried = world.store.write(lambda tx: attempts.of_event(tx, row))
+    assert [one.outcome for one in tried] == ["failed", "unknown"]
 
 
 def test_an_event_under_a_lease_is_not_replayed(world: World) -> None:
