@@ -247,11 +247,15 @@ def count_duplicate(tx: Tx, row: int) -> None:
 
 
 def make_due(tx: Tx, row: int, *, by_worker: bool) -> None:
-    """Let the worker, or else whoever applies released events, run this one again now."""
+    """Let the worker, or else whoever applies released events, run this one again now.
+
+    A lease ends, so that whoever held it can't settle the event by what it knew.
+    """
     tx.db.execute(
         """
         update receiver_events
-        set state = 'pending', settled_ms = null, next_attempt_ms = ?, by_worker = ?
+        set state = 'pending', settled_ms = null, next_attempt_ms = ?, by_worker = ?,
+          lease_owner = null, lease_until_ms = null
         where id = ?
         """,
         (tx.now_ms, by_worker, row),

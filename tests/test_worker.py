@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from receiver import dispatch
+from receiver import dispatch, operate
 from receiver.destinations import Later, Never, Result, Sent, Unknown
 from receiver.dispatch import Leased
+from receiver.operate import By
 from receiver.work import OneWriter
 from receiver.worker import EVENT_LEASE_S, Worker
 from store import attempts, inbox, outbox
@@ -18,6 +19,8 @@ from store.outbox import Message
 from tests.conftest import CONFIG, World
 from tests.processes import Peer, peering
 from tests.service import until
+
+BY = By("tester", "because")
 
 SENDING = """
 [[rules]]
@@ -316,6 +319,26 @@ def test_a_redelivery_after_a_lease_ran_out_closes_the_attempt_that_never_ended(
     world.stripe("evt_1", "handler.called", id="x", run=run)
 
     assert tries(world) == [(1, "failed"), (2, "unknown"), (3, "failed")]
+
+
+def test_a_worker_whose_event_was_made_due_again_has_nothing_more_to_settle(
+    sending: World,
+) -> None:
+    """What the operator has said meanwhile it does not know."""
+    world = sending
+    queue(world)
+    world.invoice("evt_1", "in_1", customer=None)
+    taken = world.store.write(lambda tx: inbox.lease(tx, "slow", tx.now_ms + 1000, 86_400_000))
+    assert taken is not None
+    world.store.write(lambda tx: attempts.start(tx, taken.attempts, event=taken.id))
+    world.clock.now_ms += 1001
+
+    world.store.write(lambda tx: operate.attribute(tx, taken.id, "acme", BY))
+
+    assert not world.store.write(lambda tx: inbox.holds(tx, taken.id, "slow", taken.attempts))
+    assert tries(world) == [(1, "unknown")]
+    world.drain()
+    assert (world.state("evt_1"), world.balance()) == ("done", 100)
 
 
 # Messages
