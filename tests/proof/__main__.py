@@ -15,12 +15,14 @@ import pytest
 from tests.proof import power
 from tests.proof.broken import fail_at
 from tests.proof.disk import KINDS
-from tests.proof.mutants import MUTANTS
+from tests.proof.machine import compare
+from tests.proof.mutants import MODEL_MUTANTS, MUTANTS
 from tests.service import services
 from tests.test_crash import killed_under_load
 
 #: How much of each part, where nothing else is asked for.
 KILLS = 500
+STEPS = 20_000
 
 #: How often progress is shown, in seconds.
 SHOW_S = 5.0
@@ -100,11 +102,27 @@ def _kills(asked: argparse.Namespace) -> Iterator[Part]:
     yield Part("kill -9 under load", done, faults)
 
 
+def _model(asked: argparse.Namespace) -> Iterator[Part]:
+    show = Progress("steps beside the model", asked.steps)
+    ran = compare(asked.seed, asked.steps, advance=show)
+    done = f"{ran.steps} steps, the same after each"
+    yield Part("beside the model", done, [] if ran.fault is None else [ran.fault])
+    missed = []
+    for name, mutate in MODEL_MUTANTS.items():
+        with pytest.MonkeyPatch.context() as patch:
+            mutate(patch)
+            if compare(asked.seed, STEPS, shrink=False).fault is None:
+                missed.append(f"{name} is not found")
+    found = len(MODEL_MUTANTS) - len(missed)
+    yield Part("faults put in", f"{found} of {len(MODEL_MUTANTS)} found by the model", missed)
+
+
 PARTS: dict[str, Callable[[argparse.Namespace], Iterator[Part]]] = {
     "cuts": _cuts,
     "faults": _faults,
     "mutants": _mutants,
     "kills": _kills,
+    "model": _model,
 }
 
 
@@ -115,6 +133,7 @@ def main() -> int:
     parser.add_argument("--every", type=int, default=1, help="cut after each Nth call only")
     parser.add_argument("--every-kind", action="store_true", help="each cut in all four ways")
     parser.add_argument("--kills", type=int, default=KILLS, help=f"[{KILLS}]")
+    parser.add_argument("--steps", type=int, default=STEPS, help=f"beside the model [{STEPS}]")
     asked = parser.parse_args()
     logging.disable(logging.CRITICAL)
     print(f"seed {asked.seed}", flush=True)
