@@ -450,7 +450,14 @@ class Connection(HttpToolsProtocol):
         name = name.lower()
         if name == b"expect" and value.lower() == b"100-continue":
             self.expect_100_continue = True
+        elif name == b"transfer-encoding":
+            self._check_coding(value)
         self.headers.append((name, value))
+
+    def _check_coding(self, value: bytes) -> None:
+        # The parser takes any codings before the last; others may see another body in it.
+        if value.lower() != b"chunked" or any(n == b"transfer-encoding" for n, _ in self.headers):
+            raise _Refused(400)
 
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade():

@@ -379,6 +379,12 @@ def test_a_head_in_small_pieces_over_the_limit_gets_431(rig: Make) -> None:
         b"POST /x HTTP/1.1\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\nab",
         b"POST /x HTTP/1.1\r\ncontent-length: 1\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
         b"POST /x HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
+        b"POST /x HTTP/1.1\r\ntransfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+        b"POST /x HTTP/1.1\r\ntransfer-encoding: xchunked\r\n\r\n0\r\n\r\n",
+        b"POST /x HTTP/1.1\r\ntransfer-encoding: gzip\r\n"
+        b"transfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST /x HTTP/1.1\r\ntransfer-encoding: chunked\r\n"
+        b"transfer-encoding: chunked\r\n\r\n0\r\n\r\n",
         b"CONNECT example.com:443 HTTP/1.1\r\n\r\n",
         b"CONNECT /x HTTP/1.1\r\n\r\n",
         b"GET /x HTTP/1.1\r\nx-a: b\x00c\r\n\r\n",
