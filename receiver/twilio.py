@@ -5,10 +5,9 @@ import hmac
 import re
 from collections.abc import Iterator
 from hashlib import sha256
-from urllib.parse import unquote_to_bytes
 
 from receiver.coded import Coded, Request, Test, Unproved, single
-from receiver.extract import Locator, Reading
+from receiver.extract import Locator, Reading, unquoted
 
 #: Parameters of a form: all of them are signed, so none may be left out.
 PARAMETERS_MAX = 1_000
@@ -102,8 +101,8 @@ def _parameters(url: bytes, body: bytes) -> bytes:
 def _pairs(form: bytes) -> Iterator[tuple[bytes, bytes]]:
     for pair in form.split(b"&"):
         if pair:
-            name, _, value = pair.replace(b"+", b" ").partition(b"=")
-            yield unquote_to_bytes(name), unquote_to_bytes(value)
+            name, _, value = pair.partition(b"=")
+            yield unquoted(name), unquoted(value)
 
 
 def _spellings(url: bytes) -> list[bytes]:

@@ -314,6 +314,15 @@ def test_a_good_signature_out_of_time_is_expired_and_says_by_how_much(
     assert rejected.detail == f"clock or delivery is {abs(late_s)} s {word}; tolerance 300 s"
 
 
+def test_a_time_in_the_body_is_not_looked_for_until_the_body_is_proved() -> None:
+    preset = presets.get("linear")
+    unproved = delivery_of(b"{}", [("Linear-Signature", "00")])
+    proved = delivery_of(b"{}", [("Linear-Signature", hmac.digest(KEY, b"{}", "sha256").hex())])
+
+    assert "no signature" in refusal(contract_of(preset), unproved).detail
+    assert refusal(contract_of(preset), proved).detail == "json:/webhookTimestamp is missing"
+
+
 def test_a_bad_signature_out_of_time_is_only_bad() -> None:
     delivery = signed(STRIPE, stripe_body(), at_ms=NOW_MS + 10**7, secret=b"wrong")
 
