@@ -6,6 +6,7 @@ VENV ?= .venv
 RUNTIME := $(VENV)/.runtime
 DEVELOPMENT := $(VENV)/.development
 BENCH := $(VENV)/.bench
+FUZZ := $(VENV)/.fuzz
 SDKS := .venv-sdks/.installed
 PACK := .venv-pack/.installed
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
@@ -13,7 +14,7 @@ ARCHITECTURE = $(shell uname -m)
 RELEASE = receiver-$(VERSION)-linux-$(ARCHITECTURE)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo run test lint check sdk-test proof bench binary release deb systemd-test front-test lowest lock clean
+.PHONY: help demo run test lint check sdk-test proof fuzz bench binary release deb systemd-test front-test lowest lock clean
 
 help:  ## what can be made (this list)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -40,6 +41,9 @@ sdk-test: $(SDKS)  ## check signatures against the senders' own libraries; needs
 
 proof: $(DEVELOPMENT)  ## try to break the promise, for an hour (PROOF_FLAGS="--every 20 --kills 20": minutes)
 	$(VENV)/bin/python -m tests.proof $(PROOF_FLAGS)
+
+fuzz: $(FUZZ)  ## feed ten million hostile inputs, for hours (FUZZ_FLAGS="--executions 20000": minutes)
+	$(VENV)/bin/python -m tests.proof --only fuzz $(FUZZ_FLAGS)
 
 bench: $(BENCH)  ## measure speed beside what else one would pick (BENCH_FLAGS=--quick: a minute)
 	$(VENV)/bin/python -m tests.bench --results tests/bench/RESULTS.md $(BENCH_FLAGS)
@@ -84,6 +88,7 @@ lock:  ## pin the newest versions of everything again, with their hashes
 	$(COMPILE) --extra dev --extra crypto --output-file .ci/development.lock
 	$(COMPILE) --constraint .ci/development.lock --output-file .ci/runtime.lock
 	$(COMPILE) --constraint .ci/development.lock --extra bench --output-file .ci/bench.lock
+	$(COMPILE) --constraint .ci/development.lock --extra fuzz --output-file .ci/fuzz.lock
 	$(COMPILE) --constraint .ci/development.lock --extra pack --output-file .ci/pack.lock
 	$(COMPILE) --constraint .ci/development.lock --extra sdks --output-file .ci/sdks.lock
 	npm update --prefix tests/sdks --package-lock-only --save
@@ -135,6 +140,10 @@ $(RUNTIME): pyproject.toml .ci/runtime.lock
 
 $(BENCH): $(RUNTIME) .ci/bench.lock
 	$(VENV)/bin/python -m pip install $(PIP_FLAGS) --require-hashes --requirement .ci/bench.lock
+	@touch $@
+
+$(FUZZ): $(DEVELOPMENT) .ci/fuzz.lock
+	$(VENV)/bin/python -m pip install $(PIP_FLAGS) --require-hashes --requirement .ci/fuzz.lock
 	@touch $@
 
 $(DEVELOPMENT): $(RUNTIME) .ci/development.lock

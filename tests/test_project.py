@@ -45,6 +45,7 @@ TARGETS = (
     "check",
     "sdk-test",
     "proof",
+    "fuzz",
     "bench",
     "binary",
     "release",
@@ -60,6 +61,7 @@ LOCKS = {
     ".ci/runtime.lock": (),
     ".ci/development.lock": ("crypto", "test", "dev"),
     ".ci/bench.lock": ("bench",),
+    ".ci/fuzz.lock": ("fuzz",),
     ".ci/pack.lock": ("crypto", "pack"),
     ".ci/sdks.lock": ("crypto", "test", "sdks"),
 }
@@ -207,7 +209,8 @@ def test_pins_satisfy_the_lower_bounds(lock: str) -> None:
     extras = LOCKS[lock]
 
     for requirement in requirements(*extras):
-        name, bound = requirement.split(">=")
+        name, bounds = requirement.split(">=")
+        bound = bounds.partition(",")[0]
 
         assert numbers(pinned[name]) >= numbers(bound), requirement
 

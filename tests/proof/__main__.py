@@ -1,6 +1,7 @@
 """Runs the long form of the proof: `python -m tests.proof [--only PART] [--seed N] ...`."""
 
 import argparse
+import importlib.util
 import logging
 import random
 import sys
@@ -12,17 +13,17 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.proof import power
+from tests.proof import fuzz, power
 from tests.proof.broken import fail_at
 from tests.proof.disk import KINDS
 from tests.proof.machine import compare
 from tests.proof.mutants import MODEL_MUTANTS, MUTANTS
+from tests.proof.targets import TARGETS
 from tests.service import services
 from tests.test_crash import killed_under_load
 
 #: How much of each part, where nothing else is asked for.
-KILLS = 500
-STEPS = 20_000
+KILLS, STEPS, EXECUTIONS = 500, 20_000, 10_000_000
 
 #: How often progress is shown, in seconds.
 SHOW_S = 5.0
@@ -117,12 +118,28 @@ def _model(asked: argparse.Namespace) -> Iterator[Part]:
     yield Part("faults put in", f"{found} of {len(MODEL_MUTANTS)} found by the model", missed)
 
 
+def _fuzz(asked: argparse.Namespace) -> Iterator[Part]:
+    if importlib.util.find_spec("atheris") is None:
+        yield Part("fuzz", "left out, as only the extra `fuzz` has atheris: see make fuzz", ())
+        return
+    for name, target in TARGETS.items():
+        if asked.target and name not in asked.target:
+            continue
+        wanted = max(1, asked.executions * target.share // 1_000_000)
+        started = time.monotonic()
+        made = fuzz.run(name, wanted, asked.seed % 2**31, asked.minutes * 60, asked.kept)
+        each_s = made.executions / max(time.monotonic() - started, 0.1)
+        done = f"{made.executions:,} executions, {each_s:,.0f}/s, {made.covered} edges"
+        yield Part(f"fuzz {name}", done, [made.fault] if made.fault else ())
+
+
 PARTS: dict[str, Callable[[argparse.Namespace], Iterator[Part]]] = {
     "cuts": _cuts,
     "faults": _faults,
     "mutants": _mutants,
     "kills": _kills,
     "model": _model,
+    "fuzz": _fuzz,
 }
 
 
@@ -134,6 +151,10 @@ def main() -> int:
     parser.add_argument("--every-kind", action="store_true", help="each cut in all four ways")
     parser.add_argument("--kills", type=int, default=KILLS, help=f"[{KILLS}]")
     parser.add_argument("--steps", type=int, default=STEPS, help=f"beside the model [{STEPS}]")
+    parser.add_argument("--executions", type=int, default=EXECUTIONS, help=f"[{EXECUTIONS:,}]")
+    parser.add_argument("--target", action="append", choices=list(TARGETS), help="fuzz it alone")
+    parser.add_argument("--minutes", type=int, default=0, help="at most, of fuzzing each target")
+    parser.add_argument("--kept", type=Path, default=Path("build/fuzz"), help="folder of findings")
     asked = parser.parse_args()
     logging.disable(logging.CRITICAL)
     print(f"seed {asked.seed}", flush=True)
