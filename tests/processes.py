@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from receiver.signing import sign
 from store.database import Store, snapshot
 from tests.conftest import SECRETS, Clock, World
-from tests.service import until
+from tests.service import WITH_US, until
 
 ROOT = Path(__file__).parents[1]
 #: Seconds after which a test gives up; nothing waits for it to pass.
@@ -179,7 +179,11 @@ class Running:
         self._log = folder / f"{name}.log"
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
-                command, cwd=folder, env=_environment(), stdin=subprocess.DEVNULL, stderr=log
+                [*WITH_US, *command],
+                cwd=folder,
+                env=_environment(),
+                stdin=subprocess.DEVNULL,
+                stderr=log,
             )
 
     @property

@@ -62,6 +62,9 @@ customer = "data.object.customer"
 grant = { unit = "credits", amount = 100 }
 """
 
+#: Runs what follows so that it ends when we do, however that is: prctl(2), PR_SET_PDEATHSIG.
+WITH_US = ("setpriv", "--pdeathsig", "KILL")
+
 # The shell becomes the server, so its id is the one that the sockets are meant for; they come as
 # its standard input and output and go where a service manager puts them. sd_listen_fds(3)
 _HAND_OVER = 'export LISTEN_PID=$$; exec "$@" 3<&0 4<&1 </dev/null >&2'
@@ -86,7 +89,7 @@ class Service:
         """Start the server; `wait` until it can commit."""
         with (self.folder / "server.log").open("ab") as log:
             self._server = subprocess.Popen(
-                ["/bin/sh", "-c", _HAND_OVER, "sh", *self._command("serve")],
+                [*WITH_US, "/bin/sh", "-c", _HAND_OVER, "sh", *self._command("serve")],
                 stdin=self.public.fileno(),
                 stdout=self.admin.fileno(),
                 stderr=log,

@@ -82,7 +82,7 @@ class Sender:
         self._done: list[Fact] = []
         self._numbers = 0
         self._unlinked = list(range(CUSTOMERS))
-        self._closing = False
+        self._closing = self._given_up = False
         self._threads = [threading.Thread(target=self._run) for _ in range(SENDERS)]
 
     def __enter__(self) -> "Sender":
@@ -90,10 +90,13 @@ class Sender:
             thread.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        """Send what is still owed, and the checkouts that nobody sent yet."""
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Send what is still owed, and the checkouts that nobody sent yet; nothing after an error.
+
+        What was interrupted may have no server any more.
+        """
         with self._lock:
-            self._closing = True
+            self._closing, self._given_up = True, kind is not None
             self._owed.extend(self._checkout() for _ in list(self._unlinked))
         for thread in self._threads:
             thread.join()
@@ -119,6 +122,8 @@ class Sender:
 
     def _next(self) -> Fact | None:
         with self._lock:
+            if self._given_up:
+                return None
             if self._owed and (self._closing or self._random.random() < 0.5):
                 return self._owed.popleft()
             if self._closing:

@@ -4,6 +4,7 @@ import argparse
 import importlib.util
 import logging
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -157,6 +158,8 @@ def main() -> int:
     parser.add_argument("--kept", type=Path, default=Path("build/fuzz"), help="folder of findings")
     asked = parser.parse_args()
     logging.disable(logging.CRITICAL)
+    # As after an interrupt, what was started is ended and what was written is removed.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     print(f"seed {asked.seed}", flush=True)
     faults = 0
     for name in asked.only or PARTS:
