@@ -199,7 +199,7 @@ class Store:
         _check_there(path)
         try:
             store = cls(path, clock)
-        except apsw.Error as error:
+        except (apsw.Error, OSError) as error:
             raise StoreError(f"{path}: {_why(path, error)}") from error
         try:
             store.upgrade()
@@ -218,6 +218,9 @@ class Store:
             fence.install(self.db)
             # The -wal is there once something was read through it.
             self.db.execute("select count(*) from sqlite_schema").fetchall()
+            # SQLite makes the name of a -wal durable only where it made the file itself: another
+            # process's may be lost in a power cut, with all that is answered from here on.
+            copies.sync(Path(self.path).parent)
             self._identity = self._on_disk()
         except BaseException:
             self.db.close(True)
@@ -488,10 +491,10 @@ def _rollback(db: apsw.Connection) -> None:
 
 def _prepare(db: apsw.Connection) -> None:
     db.set_busy_timeout(int(LOCK_WAIT_S * 1000))
-    # EXTRA, not FULL, and before WAL: the switch to WAL deletes a rollback journal, and the
-    # first events are lost in a power cut if that deletion is not durable. NORMAL loses
-    # acknowledged events. https://www.sqlite.org/pragma.html#pragma_synchronous
-    db.execute("pragma synchronous = extra")
+    # FULL, not NORMAL, which loses acknowledged events. EXTRA syncs the folder after a rollback
+    # journal was deleted, as in the switch to WAL, and `_open` does that in any case.
+    # https://www.sqlite.org/pragma.html#pragma_synchronous
+    db.execute("pragma synchronous = full")
     mode = _retry_busy(lambda: db.execute("pragma journal_mode = wal").get)
     if mode != "wal":
         raise StoreError(

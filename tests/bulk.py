@@ -100,7 +100,7 @@ class Filling:
             self._events(self.store.begin_waiting(), numbers, body_bytes)
             self.store.commit()
         self.store.clock = clock
-        self.store.db.execute("pragma synchronous = extra")
+        self.store.db.execute("pragma synchronous = full")
 
     def _customers(self, tx: Tx) -> None:
         names.remember(tx, "identity", ["stripe", "github"])

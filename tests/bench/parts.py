@@ -187,7 +187,7 @@ def commit_loop(path: Path, seconds: float) -> float:
     import apsw
 
     file = apsw.Connection(str(path))
-    file.execute("pragma synchronous = extra")
+    file.execute("pragma synchronous = full")
     file.execute("pragma journal_mode = wal")
     file.execute(
         "create table event (id integer primary key, key text unique, body blob);"

@@ -88,3 +88,18 @@ def test_a_failed_sync_that_is_not_told_of_is_found_to_cost_answers(
         found = left_by_a_cut(recording, tmp_path / "cut")
 
     assert found == set()
+
+
+def test_a_wal_that_somebody_else_made_does_not_lose_its_name(tmp_path: Path, clock: Clock) -> None:
+    """SQLite syncs the folder only for whoever made the file: here one that only reads."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    path = folder / "receiver.db"
+    with watched(folder) as recording:
+        Store.create(path, clock).close()
+        with snapshot(path), contextlib.closing(Store.open(path, clock)) as store:
+            store.write(link("cus_1"))
+
+            found = left_by_a_cut(recording, tmp_path / "cut")
+
+    assert found == {"cus_1"}
