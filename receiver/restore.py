@@ -1,5 +1,6 @@
 """Puts a backup in the place of the database, after it was told what would be lost."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -75,7 +76,9 @@ def carry_out(plan: Plan, source: BinaryIO, now_ms: int) -> Path | None:
         except OSError as error:
             raise StoreError(f"{part}: can't be written: {error.strerror}") from error
         finally:
-            part.unlink(missing_ok=True)
+            # What can't be removed now either is written over by the next one.
+            with contextlib.suppress(OSError):
+                part.unlink(missing_ok=True)
 
 
 def note(tx: Tx, plan: Plan, aside: Path | None, by: By) -> None:

@@ -74,7 +74,9 @@ def make(
     except (apsw.Error, OSError) as error:
         raise StoreError(f"{target}: can't be written: {_words(error)}") from error
     finally:
-        part.unlink(missing_ok=True)
+        # What can't be removed now either is removed before the next copy.
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
     return Copy(target, size)
 
 

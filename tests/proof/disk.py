@@ -75,8 +75,10 @@ class Recording:
         self.told: list[tuple[int, Any]] = []
         #: Whether the next sync of the file with this path is to fail.
         self.fails: Callable[[str], bool] = lambda path: False
-        #: Asked before each write, sync and truncation by SQLite; raises for it to fail.
-        self.before: Callable[[], None] = lambda: None
+        #: Asked before each call that can fail, whether SQLite makes it (True) or Python; raises
+        #: for it to fail. Not before those that only let go, nor before what SQLite does with the
+        #: -shm, which apsw shows to nobody.
+        self.before: Callable[[bool], None] = lambda by_sqlite: None
         self._names: dict[str, int] = {}
         self._content: dict[int, bytes] = {}
         self._inodes = 0
@@ -161,23 +163,36 @@ class _File(apsw.VFSFile):
         self._recording = recording
         self.path = name.filename() if isinstance(name, apsw.URIFilename) else name
         new = recording.inode(self.path) is None
+        recording.before(True)
         super().__init__("unix", name, flags)
         self._with_folder = new and bool(flags[0] & _WITH_FOLDER)
         self._inode = recording.create(self.path)
 
     # apsw gives the names.
+    def xRead(self, amount: int, offset: int) -> bytes:
+        self._recording.before(True)
+        return super().xRead(amount, offset)
+
+    def xFileSize(self) -> int:
+        self._recording.before(True)
+        return super().xFileSize()
+
+    def xLock(self, level: int) -> None:
+        self._recording.before(True)
+        super().xLock(level)
+
     def xWrite(self, data: Any, offset: int) -> None:
-        self._recording.before()
+        self._recording.before(True)
         super().xWrite(data, offset)
         self._recording.write(self._inode, offset, bytes(data))
 
     def xTruncate(self, newsize: int) -> None:
-        self._recording.before()
+        self._recording.before(True)
         super().xTruncate(newsize)
         self._recording.calls.append(Truncate(self._inode, newsize))
 
     def xSync(self, flags: int) -> None:
-        self._recording.before()
+        self._recording.before(True)
         if self._recording.fails(self.path):
             self._recording.calls.append(FailedSync(self._inode))
             return tell_failure()
@@ -206,12 +221,26 @@ class _Vfs(apsw.VFS):
             return apsw.VFSFile("unix", name, flags)
         return _File(self._recording, name, flags)
 
+    def xAccess(self, pathname: str, flags: int) -> bool:
+        if self._recording.is_ours(pathname):
+            self._recording.before(True)
+        return super().xAccess(pathname, flags)
+
     def xDelete(self, filename: str, syncdir: bool) -> None:
+        if self._recording.is_ours(filename):
+            self._recording.before(True)
         super().xDelete(filename, syncdir)
         if self._recording.is_ours(filename):
             self._recording.remove(filename)
             if syncdir:
                 self._recording.sync(os.path.dirname(filename))
+
+
+class _Connection(apsw.Connection):
+    def close(self, force: bool = False) -> None:
+        # What fails then SQLite tells nobody, but apsw would; the file is closed all the same.
+        with contextlib.suppress(apsw.IOError, apsw.FullError):
+            super().close(force)
 
 
 @contextlib.contextmanager
@@ -221,6 +250,7 @@ def watched(root: Path) -> Iterator[Recording]:
     vfs = _Vfs(recording)
     with pytest.MonkeyPatch.context() as patch:
         _watch_python(recording, patch)
+        patch.setattr(apsw, "Connection", _Connection)
         try:
             yield recording
         finally:
@@ -250,11 +280,14 @@ def _noting(
     recording: Recording, original: Callable[..., Any], note: Callable[..., object]
 ) -> Callable[..., Any]:
     def call(*arguments: Any, **options: Any) -> Any:
-        result = original(*arguments, **options)
         told = [os.fspath(one) if isinstance(one, Path) else one for one in arguments]
         if original.__name__ == "fsync":
             told = [os.readlink(f"/proc/self/fd/{arguments[0]}")]
-        if isinstance(told[0], str) and recording.is_ours(told[0]):
+        ours = isinstance(told[0], str) and recording.is_ours(told[0])
+        if ours:
+            recording.before(False)
+        result = original(*arguments, **options)
+        if ours:
             note(recording, *told)
         return result
 

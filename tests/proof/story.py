@@ -6,8 +6,9 @@ import functools
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import apsw
@@ -20,7 +21,8 @@ from receiver.destinations import Destination, Later, Owed, Result, Sent
 from receiver.process import Processor
 from receiver.signing import sign
 from receiver.verify import Delivery, Event, verify
-from receiver.worker import Events, Messages, Worker
+from receiver.work import OneWriter
+from receiver.worker import Events, Group, Messages, Worker
 from store import copies, inbox, integrity, links, schema
 from store.database import Snapshot, Store, Tx, snapshot
 from store.errors import Unavailable
@@ -293,15 +295,14 @@ class Shop:
     def work(self) -> None:
         """A worker of its own does what there is to do now."""
         with self.opened() as store:
-            worker = Worker(lambda: self.processor, _writing(store), self.clock)
+            worker = Worker(lambda: self.processor, OneWriter(store, _fatal).write, self.clock)
             worker.senders.close()
             worker.senders = self._far_side  # type: ignore[assignment]
             groups = [Events(worker), Messages(worker, "receipt"), Messages(worker, "team")]
             # A second round for what the other side refused at first.
             for _ in range(2):
                 for group in groups:
-                    while group.step("w-1") == 0:
-                        pass
+                    _work_off(group)
                 self.clock.now_ms += 10 * 60_000
         self.tell(Settled())
 
@@ -315,6 +316,14 @@ class Shop:
 
     def spend(self, request: str, amount: int, synchronous: str = "full") -> None:
         """The app takes credits, on a connection of its own that checkpoints after each commit."""
+        while True:
+            # What fails it asks for again, as an app does.
+            with contextlib.suppress(apsw.FullError, apsw.IOError, apsw.CantOpenError):
+                self._spend(request, amount, synchronous)
+                break
+        self.tell(Spent(request))
+
+    def _spend(self, request: str, amount: int, synchronous: str) -> None:
         with contextlib.closing(apsw.Connection(str(self.path))) as app:
             app.set_busy_timeout(5000)
             app.execute(f"pragma synchronous = {synchronous}; pragma wal_autocheckpoint = 1")
@@ -329,7 +338,6 @@ class Shop:
                 """,
                 {"request": request, "amount": -amount, "now": self.clock()},
             )
-        self.tell(Spent(request))
 
     def empty_wal(self) -> None:
         with self.opened() as store:
@@ -359,19 +367,30 @@ class Shop:
             self.tell(Upgraded())
 
 
+#: The day, in steps.
+DAY: Mapping[str, Callable[[Shop, str], None]] = MappingProxyType(
+    {
+        "first start": lambda shop, _: shop.make(),
+        "deliveries": lambda shop, app: shop.serve(FACTS[:6], lambda: shop.spend(*SPENT[0], app)),
+        "worker": lambda shop, _: shop.work(),
+        "more deliveries": lambda shop, _: shop.serve(FACTS[6:10]),
+        "link by hand": lambda shop, _: shop.link("cus_b", "bistro"),
+        "checkpoint": lambda shop, _: shop.empty_wal(),
+        "backup": lambda shop, _: shop.back_up(),
+        "last deliveries": lambda shop, app: shop.serve(
+            FACTS[10:], lambda: shop.spend(*SPENT[1], app)
+        ),
+        "worker again": lambda shop, _: shop.work(),
+        "prune": lambda shop, _: shop.prune(),
+        "upgrade": lambda shop, _: shop.upgrade(),
+    }
+)
+
+
 def play(shop: Shop, app_synchronous: str = "full") -> None:
     """The day."""
-    shop.make()
-    shop.serve(FACTS[:6], lambda: shop.spend(*SPENT[0], app_synchronous))
-    shop.work()
-    shop.serve(FACTS[6:10])
-    shop.link("cus_b", "bistro")
-    shop.empty_wal()
-    shop.back_up()
-    shop.serve(FACTS[10:], lambda: shop.spend(*SPENT[1], app_synchronous))
-    shop.work()
-    shop.prune()
-    shop.upgrade()
+    for step in DAY.values():
+        step(shop, app_synchronous)
 
 
 def play_again(shop: Shop) -> None:
@@ -381,6 +400,18 @@ def play_again(shop: Shop) -> None:
     for request, amount in SPENT:
         shop.spend(request, amount)
     shop.work()
+
+
+def _work_off(group: Group) -> None:
+    """Do what there is to do now, as a thread of the worker goes on after what it can't write."""
+    while True:
+        with contextlib.suppress(Unavailable):
+            if group.step("w-1") != 0:
+                return
+
+
+def _fatal(why: str) -> None:
+    raise AssertionError(why)
 
 
 @functools.cache
@@ -419,10 +450,6 @@ def later_version() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(schema, "STEPS", (*schema.STEPS, LATER))
         yield
-
-
-def _writing(store: Store) -> Any:
-    return lambda run, keep=None: store.write(run)
 
 
 # What must hold

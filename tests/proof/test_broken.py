@@ -11,7 +11,7 @@ from tests.proof.broken import fail_at
 from tests.proof.power import expected_end
 
 #: Between two calls that fail.
-EVERY = 60
+EVERY = 300
 
 
 def test_storage_that_fails_for_a_while_loses_and_doubles_nothing() -> None:
@@ -21,7 +21,7 @@ def test_storage_that_fails_for_a_while_loses_and_doubles_nothing() -> None:
     failed = fail_at(expected_end(), every=EVERY, first=first)
 
     assert failed.faults == []
-    assert failed.runs >= 4
+    assert failed.runs >= 10
 
 
 def test_a_commit_whose_failure_is_not_heeded_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,4 +36,4 @@ def test_a_commit_whose_failure_is_not_heeded_is_found(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(Store, "commit", commit_blindly)
 
-    assert fail_at(wanted, every=EVERY, first=5).faults != []
+    assert fail_at(wanted, every=150, first=5).faults != []
