@@ -190,6 +190,7 @@ class Store:
     @classmethod
     def create(cls, path: Path, clock: Callable[[], int]) -> "Store":
         """Open the file, made (0600) and migrated if need be. Raises StoreError."""
+        _refuse_lost(path)
         _make_file(path)
         return cls.open(path, clock)
 
@@ -552,6 +553,16 @@ def _refuse_damaged(part: Path) -> None:
         raise StoreError(f"is damaged, and not upgraded: {found[0]}; `receiver restore` a backup")
 
 
+def _refuse_lost(path: Path) -> None:
+    # The lock is made after the file and never removed. An empty file in place of a lost one
+    # would take everything for new, and grant it again.
+    if exists(path_of(path)) and not exists(path):
+        raise StoreError(
+            f"{path}: is gone, and {path_of(path)} says that it was there: `receiver restore` a "
+            "backup, or remove that too to begin with an empty file"
+        )
+
+
 def _make_file(path: Path) -> None:
     if path.is_file():
         return
@@ -573,6 +584,7 @@ def _make_file(path: Path) -> None:
 
 
 def _check_there(path: Path) -> None:
+    _refuse_lost(path)
     if not exists(path):
         raise StoreError(f"{path}: there is no such file yet; `receiver serve` makes it")
 

@@ -610,6 +610,7 @@ def test_a_backup_of_another_file_is_told(
     database = Path(world.store.path)
     world.store.close()
     database.unlink()
+    path_of(database).unlink()
     Store.create(database, world.clock).close()
 
     ran = receiver("restore", str(made), typed="n\n")

@@ -1,6 +1,7 @@
 """Opening the file: what is promised of it before the first event."""
 
 import contextlib
+import functools
 import json
 import os
 import stat
@@ -155,6 +156,23 @@ def test_what_can_not_be_opened_is_refused_in_words(tmp_path: Path, clock: Clock
         Store.create(tmp_path / "nowhere" / "receiver.db", clock)
     with pytest.raises(StoreError, match="is not a file"):
         Store.create(tmp_path, clock)
+
+
+def test_a_file_that_was_lost_is_not_made_anew(tmp_path: Path, clock: Clock) -> None:
+    path = tmp_path / "receiver.db"
+    Store.create(path, clock).close()
+    path.unlink()
+
+    for use in (Store.create, Store.open):
+        words = raised(functools.partial(use, path, clock))
+        assert words == (
+            f"{path}: is gone, and {path}-lock says that it was there: `receiver restore` a "
+            "backup, or remove that too to begin with an empty file"
+        )
+    assert not path.exists()
+
+    Path(f"{path}-lock").unlink()
+    Store.create(path, clock).close()
 
 
 def test_a_snapshot_does_not_wait_for_the_writer_and_does_not_change(store: Store) -> None:
