@@ -22,7 +22,7 @@ from tests.service import WITH_US, until
 
 ROOT = Path(__file__).parents[1]
 #: Seconds after which a test gives up; nothing waits for it to pass.
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 CONFIG = """
 handlers = "handlers.py"
@@ -183,6 +183,7 @@ class Running:
                 cwd=folder,
                 env=_environment(),
                 stdin=subprocess.DEVNULL,
+                stdout=log,
                 stderr=log,
             )
 
@@ -252,14 +253,19 @@ class Place(World):
             running.wait_for("working on")
         return running
 
-    def serve(self, *, before: str = "") -> Running:
+    def serve(self, *, before: str = "", ready: bool = True) -> Running:
         """A server; `before` is what it runs first."""
+        running = self.begin("serve", before=before)
+        if ready:
+            running.wait_for(" source stripe ")
+        return running
+
+    def begin(self, *arguments: str, before: str = "") -> Running:
+        """A command of the operator's that goes on; `before` is what it runs first."""
         program = f"{before}\nimport cli\ncli.main()"
         config = str(self.folder / "receiver.toml")
-        command = [sys.executable, "-P", "-c", program, "serve", "--config", config]
-        running = self._run("serve", command)
-        running.wait_for(" source stripe ")
-        return running
+        command = [sys.executable, "-P", "-c", program, *arguments, "--config", config]
+        return self._run(arguments[0], command)
 
     def run(self, kind: str, *, before: str = "") -> Running:
         return self.serve(before=before) if kind == "inside" else self.work(before=before)

@@ -23,7 +23,7 @@ from tests.test_http import Reply, Wire
 
 ROOT = Path(__file__).parents[1]
 #: Seconds after which a test gives up; nothing waits for it to pass.
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 #: The same for a command, which may have thousands of events to apply.
 COMMAND_S = 60.0
 #: Seconds between two looks at a condition.
@@ -120,6 +120,15 @@ class Service:
         """The exit code of a server that ends by itself."""
         assert self._server is not None, "a server runs"
         return self._server.wait(PATIENCE_S)
+
+    def has_ended(self) -> bool:
+        """Whether no server runs."""
+        return self._server is None or self._server.poll() is not None
+
+    @property
+    def pid(self) -> int:
+        assert self._server is not None, "a server runs"
+        return self._server.pid
 
     def close(self) -> None:
         if self._server is not None and self._server.poll() is None:

@@ -19,12 +19,17 @@ from tests.proof.broken import fail_at
 from tests.proof.disk import KINDS
 from tests.proof.machine import compare
 from tests.proof.mutants import MODEL_MUTANTS, MUTANTS
+from tests.proof.points import POINTS, kill_at
+from tests.proof.surroundings import FAULTS, FAULTS_OF_ROOT, meet
 from tests.proof.targets import TARGETS
 from tests.service import services
 from tests.test_crash import killed_under_load
 
 #: How much of each part, where nothing else is asked for.
 KILLS, STEPS, EXECUTIONS = 500, 20_000, 10_000_000
+
+#: About as many calls as a day makes that can fail.
+STORAGE_CALLS = 3_000
 
 #: How often progress is shown, in seconds.
 SHOW_S = 5.0
@@ -72,7 +77,9 @@ def _cuts(asked: argparse.Namespace) -> Iterator[Part]:
 
 def _faults(asked: argparse.Namespace) -> Iterator[Part]:
     wanted = power.expected_end()
-    failed = fail_at(wanted, every=asked.every, advance=Progress("storage fails", 1_000))
+    first = asked.seed % asked.every
+    show = Progress("storage fails", STORAGE_CALLS)
+    failed = fail_at(wanted, every=asked.every, first=first, advance=show)
     done = f"{failed.runs} runs, failing at {failed.calls} calls, full and broken"
     yield Part("storage fails", done, failed.faults)
 
@@ -89,6 +96,26 @@ def _mutants(asked: argparse.Namespace) -> Iterator[Part]:
             missed.append(f"{name} is not found")
     found = len(MUTANTS) - len(missed)
     yield Part("faults put in", f"{found} of {len(MUTANTS)} found", missed)
+
+
+def _points(asked: argparse.Namespace) -> Iterator[Part]:
+    faults = []
+    show = Progress("named points", len(POINTS))
+    names = list(POINTS)[asked.seed % asked.every :: asked.every]
+    for number, name in enumerate(names):
+        faults += kill_at(name)
+        show(number)
+    yield Part("kill -9 at named points", f"{len(names)} of {len(POINTS)} points", faults)
+
+
+def _machine(asked: argparse.Namespace) -> Iterator[Part]:
+    names = [*FAULTS, *FAULTS_OF_ROOT]
+    show = Progress("the machine", len(names))
+    faults = []
+    for number, name in enumerate(names):
+        faults += meet(name)
+        show(number)
+    yield Part("faults of the machine", f"{len(names)} faults", faults)
 
 
 def _kills(asked: argparse.Namespace) -> Iterator[Part]:
@@ -138,6 +165,8 @@ PARTS: dict[str, Callable[[argparse.Namespace], Iterator[Part]]] = {
     "cuts": _cuts,
     "faults": _faults,
     "mutants": _mutants,
+    "points": _points,
+    "machine": _machine,
     "kills": _kills,
     "model": _model,
     "fuzz": _fuzz,
@@ -148,7 +177,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="make proof", description=__doc__)
     parser.add_argument("--only", action="append", choices=list(PARTS), help="these parts alone")
     parser.add_argument("--seed", type=int, default=random.randrange(2**32))
-    parser.add_argument("--every", type=int, default=1, help="cut after each Nth call only")
+    parser.add_argument("--every", type=int, default=1, help="each Nth call or point only")
     parser.add_argument("--every-kind", action="store_true", help="each cut in all four ways")
     parser.add_argument("--kills", type=int, default=KILLS, help=f"[{KILLS}]")
     parser.add_argument("--steps", type=int, default=STEPS, help=f"beside the model [{STEPS}]")
