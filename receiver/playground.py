@@ -1,11 +1,11 @@
 """A folder with a config, a real server on it, and a sender: what the demo plays on."""
 
 import contextlib
+import fcntl
 import http.client
 import os
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from receiver import config
 from receiver.signing import sign
+from receiver.systemd import FIRST_DESCRIPTOR
 from store.database import Snapshot, snapshot
 
 #: The configured source, and its path.
@@ -37,9 +38,8 @@ BACKLOG = 128
 #: Characters of the log that an error shows.
 LOG_CHARS_MAX = 300
 
-# The shell becomes the server, so its id is the one that the sockets are meant for. They come as
-# its standard input and output, and go where systemd puts them. sd_listen_fds(3)
-_HAND_OVER = 'export LISTEN_PID=$$; exec "$@" 3<&0 4<&1 </dev/null >&2'
+#: Descriptors from here on are in nobody's way while the sockets move to where systemd puts them.
+_ASIDE = 16
 
 # What a service manager told this process is not for its child.
 _NOT_INHERITED = ("NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC", "JOURNAL_STREAM")
@@ -72,7 +72,7 @@ class Playground:
         self.public, self.admin = _listen(), _listen()
         self._secret = secret
         self._clock = clock
-        self._server: subprocess.Popen[bytes] | None = None
+        self._server: _Process | None = None
 
     @property
     def url(self) -> str:
@@ -95,15 +95,7 @@ class Playground:
         """Start the server and wait until it is ready. Raises PlaygroundError."""
         assert self._server is None, "one server at a time"
         with (self.folder / "server.log").open("ab") as log:
-            self._server = subprocess.Popen(  # noqa: S603  our own program, no text of others
-                ["/bin/sh", "-c", _HAND_OVER, "sh", *self._command()],
-                stdin=self.public.fileno(),
-                stdout=self.admin.fileno(),
-                stderr=log,
-                env=_environment(),
-                # Ctrl-C reaches the demo alone, which then stops the server.
-                start_new_session=True,
-            )
+            self._server = _Process(self._command(), (self.public, self.admin), log.fileno())
         if not wait_until(self._is_ready, START_S):
             raise PlaygroundError(f"the server did not start: {self._last_line()}")
 
@@ -112,21 +104,16 @@ class Playground:
         server = self._server
         if server is None:
             return
-        server.terminate()
-        try:
-            server.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            # Its own session, so this is the server and whatever it started.
-            os.killpg(server.pid, signal.SIGKILL)
-            server.wait()
+        server.signal(signal.SIGTERM)
+        if not server.ends(STOP_S):
+            server.kill()
         self._server = None
 
     def kill(self) -> None:
         """End the server as `kill -9` does."""
         server = self._server
         assert server is not None, "there was a server"
-        os.killpg(server.pid, signal.SIGKILL)
-        server.wait()
+        server.kill()
         self._server = None
 
     def restart(self) -> None:
@@ -137,8 +124,7 @@ class Playground:
     def wait_for_death(self, seconds: float) -> None:
         """Until the server has ended by itself; one that does not is stopped."""
         assert self._server is not None, "there was a server"
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._server.wait(seconds)
+        self._server.ends(seconds)
         self.stop()
 
     def send(self, body: bytes, *, tampered: bytes | None = None) -> Answer:
@@ -165,15 +151,14 @@ class Playground:
         with snapshot(self._database) as seen:
             yield seen
 
-    def _command(self) -> Sequence[str]:
-        # A one-file executable is its own interpreter. -P: a cli.py in the current folder is
-        # not ours.
+    def _command(self) -> list[str]:
+        # A packed program is its own interpreter. -P: a cli.py in the current folder is not ours.
         program = [sys.executable, *([] if _is_frozen() else ["-P", "-m", "cli"])]
         return [*program, "serve", "--config", str(self.folder / "receiver.toml")]
 
     def _is_ready(self) -> bool:
         assert self._server is not None, "it was just started"
-        if self._server.poll() is not None:
+        if self._server.ends(0):
             raise PlaygroundError(f"the server ended while starting: {self._last_line()}")
         with contextlib.closing(_connection(self.admin, READY_S)) as connection:
             try:
@@ -200,6 +185,59 @@ class Playground:
         return answer
 
 
+class _Process:
+    """A program with the listening sockets that it is to take, as systemd would start it.
+
+    By posix_spawn: subprocess can't put a descriptor where systemd does, and the shell that could
+    is not in every tree that the one file runs in.
+    """
+
+    def __init__(self, command: list[str], sockets: Sequence[socket.socket], output: int) -> None:
+        aside = [fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, _ASIDE) for one in sockets]
+        try:
+            self._pid = os.posix_spawn(
+                command[0],
+                command,
+                _environment(len(sockets)),
+                file_actions=[
+                    (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                    (os.POSIX_SPAWN_DUP2, output, 1),
+                    (os.POSIX_SPAWN_DUP2, output, 2),
+                    *(
+                        (os.POSIX_SPAWN_DUP2, one, FIRST_DESCRIPTOR + index)
+                        for index, one in enumerate(aside)
+                    ),
+                ],
+                # Ctrl-C reaches the demo alone, which then stops the server.
+                setsid=True,
+            )
+        finally:
+            for one in aside:
+                os.close(one)
+        self._ended = False
+
+    def ends(self, seconds: float) -> bool:
+        """Whether it has ended, at the latest after so many seconds."""
+        return wait_until(self._is_over, seconds)
+
+    def signal(self, number: int) -> None:
+        """Send it a signal; it may have ended."""
+        if not self._is_over():
+            os.kill(self._pid, number)
+
+    def kill(self) -> None:
+        """End it at once, with whatever it started: they are a session of their own."""
+        if not self._is_over():
+            os.killpg(self._pid, signal.SIGKILL)
+            os.waitpid(self._pid, 0)
+            self._ended = True
+
+    def _is_over(self) -> bool:
+        if not self._ended:
+            self._ended = os.waitpid(self._pid, os.WNOHANG)[0] != 0
+        return self._ended
+
+
 def wait_until(holds: Callable[[], bool], seconds: float = SEEN_S) -> bool:
     """Whether it holds, at the latest after so many seconds."""
     deadline = time.monotonic() + seconds
@@ -220,12 +258,17 @@ def _connection(listener: socket.socket, timeout_s: float) -> http.client.HTTPCo
     return http.client.HTTPConnection(host, port, timeout=timeout_s)
 
 
-def _environment() -> dict[str, str]:
+def _environment(sockets: int) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
+    # What it starts as is not known yet; a server takes what is meant for its parent, too.
+    kept |= {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": str(sockets)}
+    kept |= {"LISTEN_FDNAMES": "public:admin"}
+    if _is_frozen():
+        # Its loader finds all unpacked, and leaves the path of the libraries to whoever starts it.
+        return kept | {"LD_LIBRARY_PATH": getattr(sys, "_MEIPASS", "")}
     # From a checkout the server's code is found from wherever the demo was started.
     code = str(Path(__file__).resolve().parents[1])
-    path = os.pathsep.join(filter(None, (code, kept.get("PYTHONPATH"))))
-    return kept | {"PYTHONPATH": path, "LISTEN_FDS": "2", "LISTEN_FDNAMES": "public:admin"}
+    return kept | {"PYTHONPATH": os.pathsep.join(filter(None, (code, kept.get("PYTHONPATH"))))}
 
 
 def _is_frozen() -> bool:
