@@ -54,16 +54,18 @@ def _words_of(one: Distribution) -> str:
 
 def _libraries(binaries: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Those of Debian's packages that a library comes from."""
-    owners: set[str] = set()
-    for path in binaries:
-        for place in {path, path.removeprefix("/usr"), str(Path(path).resolve())}:
-            found = subprocess.run(  # noqa: S603  fixed words, no shell
-                ["dpkg-query", "-S", place],  # noqa: S607
-                capture_output=True,
-                text=True,
-            )
-            if found.returncode == 0:
-                owners.add(found.stdout.split(":")[0])
+    places = {
+        place
+        for path in binaries
+        for place in (path, path.removeprefix("/usr"), str(Path(path).resolve()))
+    }
+    # Once for all, since it reads its whole database each time; it fails for those of no package.
+    found = subprocess.run(  # noqa: S603  fixed words, no shell
+        ["dpkg-query", "-S", *sorted(places)],  # noqa: S607
+        capture_output=True,
+        text=True,
+    )
+    owners = {line.split(":")[0] for line in found.stdout.splitlines()}
     for owner in owners:
         words = Path("/usr/share/doc") / owner / "copyright"
         if words.is_file():
