@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.bench import parts
-from tests.bench.report import Figures, write
+from tests.bench.report import Figures, write, write_results
 
 #: Rounds of everything that is compared, and seconds of each load.
-ROUNDS, SECONDS = 5, 3.0
+ROUNDS, SECONDS = 5, 2.0
 QUICK_ROUNDS, QUICK_SECONDS = 1, 2.0
 
 PARTS: dict[str, Callable[[parts.Bench], None]] = {
@@ -60,7 +60,7 @@ def main() -> int:
     table = write(figures)
     print(table)
     if asked.results is not None and not asked.quick:
-        asked.results.write_text(table)
+        write_results(asked.results, table)
     for loss in figures.losses:
         print(f"WRONG: {loss}", file=sys.stderr)
     return 1 if figures.losses else 0

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
+#: What stands from here on in a file of results is written by hand, and stays.
+STORY = "## What was done"
+
 
 @dataclass(frozen=True, slots=True)
 class Line:
@@ -57,6 +60,13 @@ def write(figures: Figures) -> str:
         verdict = {None: "", True: "met", False: "**missed**"}[line.met]
         rows.append(f"| {line.part} | {line.what} | {spread(line)} | {line.aim} | {verdict} |")
     return head + "\n" + "\n".join(rows) + "\n"
+
+
+def write_results(path: Path, table: str) -> None:
+    """Put a new table into the file, above what was written about it by hand."""
+    before = path.read_text() if path.exists() else ""
+    story = before[before.index(STORY) :] if STORY in before else ""
+    path.write_text(f"# What `make bench` measured\n\n{table}\n{story}")
 
 
 def spread(line: Line) -> str:
