@@ -29,7 +29,7 @@ _BUNDLES = (
     *("/etc/ssl/cert.pem", "/etc/ssl/ca-bundle.pem"),
 )
 # The authority of PayPal's certificates, which come without the one between them and a root.
-_ISSUER = re.compile(r"http://cacerts\.digicert\.com/[A-Za-z0-9_-]{1,100}\.crt")
+_ISSUER = r"http://cacerts\.digicert\.com/[A-Za-z0-9_-]{1,100}\.crt"
 
 
 class Unreachable(Exception):
@@ -97,7 +97,7 @@ def system_roots() -> list["X509"]:
     if not found:
         bundle = next((path for path in map(Path, _BUNDLES) if path.is_file()), None)
         text = "" if bundle is None else bundle.read_text("ascii", "replace")
-        found = [ssl.PEM_cert_to_DER_cert(one) for one in _PEM.findall(text)]
+        found = [ssl.PEM_cert_to_DER_cert(one) for one in re.findall(_PEM, text)]
     return list(_readable(found))
 
 
@@ -185,7 +185,7 @@ def _issuer(leaf: "X509") -> str | None:
     ):
         return None
     places = (one.access_location.value for one in access)
-    return next((at for at in places if isinstance(at, str) and _ISSUER.fullmatch(at)), None)
+    return next((at for at in places if isinstance(at, str) and re.fullmatch(_ISSUER, at)), None)
 
 
 def _readable(certificates: Iterable[bytes]) -> Iterable["X509"]:
@@ -203,4 +203,4 @@ def _ms(when: datetime) -> int:
     return int(when.timestamp() * 1000)
 
 
-_PEM = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
+_PEM = r"(?s)-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----"

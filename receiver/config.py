@@ -1357,8 +1357,8 @@ def _warn_of_url(table: Table, key: str, parts: SplitResult, referenced: bool) -
 def _shows_secret(parts: SplitResult) -> bool:
     given = parse_qsl(parts.query)
     words = [parts.path, *(value for _, value in given)]
-    named = any(_SECRET_NAME.search(name) for name, _ in given)
-    return parts.username is not None or named or any(map(_SECRET_LIKE.search, words))
+    named = any(re.search(_KEY_NAME, name) for name, _ in given)
+    return parts.username is not None or named or any(re.search(_KEY_LIKE, word) for word in words)
 
 
 def _json(table: Table) -> Template | None:
@@ -1881,8 +1881,8 @@ _HOST = re.compile(r"[A-Za-z0-9.:%_-]+", re.ASCII)
 _REFERENCES = ("env", "file", "credential")
 _PROGRAM = re.compile(r"/.*[^/]|[^/\s]+")
 # Made by a machine: long, and letters and digits mixed.
-_SECRET_LIKE = re.compile(r"(?=[A-Za-z]*\d)(?=\d*[A-Za-z])[A-Za-z0-9]{16,}", re.ASCII)
-_SECRET_NAME = re.compile(r"key|token|secret|passw|auth|sig", re.IGNORECASE)
+_KEY_LIKE = r"(?a)(?=[A-Za-z]*\d)(?=\d*[A-Za-z])[A-Za-z0-9]{16,}"
+_KEY_NAME = r"(?i)key|token|secret|passw|auth|sig"
 _API_KEYS = ("key", "base_url", "version", "events", "reconcile_after_silence_s")
 _SECRET_HEADERS = frozenset({"authorization", "cookie", "x-api-key", "api-key", "x-auth-token"})
 _Judge = Callable[[str, SplitResult | None], str | None]

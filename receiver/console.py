@@ -20,7 +20,7 @@ PROSE_WIDE = 60
 #: Characters of one cell that are looked at, before it is cut to the terminal.
 CELL_CHARS_MAX = 2_000
 
-_AGE = re.compile(r"(\d{1,6}) ?(s|min|m|h|d|w)", re.ASCII)
+_AGE = r"(?a)(\d{1,6}) ?(s|min|m|h|d|w)"
 _AGE_UNITS_MS = {
     "s": 1_000,
     "m": 60_000,
@@ -29,7 +29,7 @@ _AGE_UNITS_MS = {
     "d": 86_400_000,
     "w": 604_800_000,
 }
-_UNIX = re.compile(r"\d{1,11}(\.\d{1,9})?", re.ASCII)
+_UNIX = r"(?a)\d{1,11}(\.\d{1,9})?"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _AGES = ((86_400, 2, "days"), (3_600, 1, "h"), (60, 1, "min"))
 _STATES = {
@@ -165,10 +165,10 @@ def parse_time(text: str, now_ms: int) -> int:
 
     What names no offset is local, as listings show it. Raises ValueError in words.
     """
-    aged = _AGE.fullmatch(text)
+    aged = re.fullmatch(_AGE, text)
     if aged is not None:
         return now_ms - int(aged[1]) * _AGE_UNITS_MS[aged[2]]
-    if _UNIX.fullmatch(text):
+    if re.fullmatch(_UNIX, text):
         return int(float(text) * 1000)
     try:
         when = datetime.fromisoformat(text)

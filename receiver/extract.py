@@ -24,7 +24,7 @@ _BARE_PERCENT = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 _BOM = b"\xef\xbb\xbf"
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
 _HEADER_NAME = re.compile(r"[!#$%&'+.^_`|~0-9A-Za-z-]+\*?")
-_MASK_STEP = re.compile(r"([^.\[\]]+)((?:\[(?:\*|\d{1,6})\])*)")
+_MASK_STEP = r"([^.\[\]]+)((?:\[(?:\*|\d{1,6})\])*)"
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _KINDS = {bool: "a boolean", float: "a fraction", dict: "an object", list: "a list"}
 
@@ -371,7 +371,7 @@ def parse_mask(path: str) -> tuple[str | int, ...]:
     """
     steps: list[str | int] = []
     for part in path.split("."):
-        match = _MASK_STEP.fullmatch(part)
+        match = re.fullmatch(_MASK_STEP, part)
         if match is None:
             raise ValueError(f"{path!r} is not a dotted path such as data.attempt or items[*].n")
         steps.append(match[1])

@@ -53,7 +53,7 @@ ITEMS_MAX = 1_000
 DAY_MS = 86_400_000
 
 _TIMES = ("s", "ms", "iso")
-_NEXT = re.compile(r'<([^<>]*)>\s*;[^,]*\brel="?next"?', re.IGNORECASE)
+_NEXT = r'(?i)<([^<>]*)>\s*;[^,]*\brel="?next"?'
 
 
 class Unreadable(Exception):
@@ -227,7 +227,7 @@ def _text(path: Path, item: object) -> str:
 
 
 def _linked(header: str, parameter: str) -> str | None:
-    found = _NEXT.search(header[:LINK_CHARS_MAX])
+    found = re.search(_NEXT, header[:LINK_CHARS_MAX])
     if found is None:
         return None
     return next(iter(parse_qs(urlsplit(found[1]).query).get(parameter, ())), None)

@@ -25,12 +25,12 @@ def address(text: str, where: str) -> Mailbox:
 
     One, so that a value taken from an event can't add recipients.
     """
-    found = _MAILBOX.fullmatch(one_line_text(text, where).strip())
+    found = re.fullmatch(_MAILBOX, one_line_text(text, where).strip())
     if found is None:
         raise Unjudgeable(where, "is no mail address")
     spec = (found["bracketed"] or found["bare"]).strip()
     local, at, domain = spec.rpartition("@")
-    if not at or not _LOCAL.fullmatch(local) or len(local) > LOCAL_CHARS_MAX:
+    if not at or not re.fullmatch(_LOCAL, local, re.ASCII) or len(local) > LOCAL_CHARS_MAX:
         raise Unjudgeable(where, "is no mail address (write one, as in ann@example.com)")
     spec = f"{local}@{_ascii(domain, where)}"
     if len(spec) > ADDRESS_CHARS_MAX:
@@ -59,15 +59,15 @@ def _ascii(domain: str, where: str) -> str:
         name = domain.encode("idna").decode()
     except UnicodeError as error:
         raise Unjudgeable(where, "has a domain that is no name") from error
-    if not _DOMAIN.fullmatch(name):
+    if not re.fullmatch(_DOMAIN, name, re.ASCII):
         raise Unjudgeable(where, "has a domain that is no name")
     return name
 
 
 # With what Python's own splitlines() takes for the end of a line, and halves of surrogate pairs.
 _CONTROL = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u2028\\u2029\\ud800-\\udfff]")
-_MAILBOX = re.compile(r"(?P<name>[^<>]*)<(?P<bracketed>[^<>]*)>|(?P<bare>[^<>]*)")
+_MAILBOX = r"(?P<name>[^<>]*)<(?P<bracketed>[^<>]*)>|(?P<bare>[^<>]*)"
 _ATOM = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+"
-_LOCAL = re.compile(rf"{_ATOM}(?:\.{_ATOM})*", re.ASCII)
+_LOCAL = rf"{_ATOM}(?:\.{_ATOM})*"
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
-_DOMAIN = re.compile(rf"{_LABEL}(?:\.{_LABEL})*", re.ASCII)
+_DOMAIN = rf"{_LABEL}(?:\.{_LABEL})*"

@@ -31,13 +31,13 @@ NAMES = {
     "api.sandbox.paypal.com": "messageverificationcerts.sandbox.paypal.com",
 }
 PATH = "/v1/notifications/certs/"
-_URL = re.compile(
-    rb"https://(?:%b)%b[A-Za-z0-9][A-Za-z0-9_-]{0,99}"
-    % (b"|".join(re.escape(host.encode()) for host in NAMES), PATH.encode())
+_URL = rb"https://(?:%b)%b[A-Za-z0-9][A-Za-z0-9_-]{0,99}" % (
+    b"|".join(re.escape(host.encode()) for host in NAMES),
+    PATH.encode(),
 )
 # No bar in them: it separates what is signed.
-_TRANSMISSION = re.compile(rb"[A-Za-z0-9-]{1,64}")
-_MOMENT = re.compile(rb"[0-9TZ:.+-]{1,40}")
+_TRANSMISSION = rb"[A-Za-z0-9-]{1,64}"
+_MOMENT = rb"[0-9TZ:.+-]{1,40}"
 
 
 def judge(request: Request) -> Test:
@@ -47,7 +47,7 @@ def judge(request: Request) -> Test:
         raise Unproved(f"header:{ALGORITHM} is not SHA256withRSA")
     transmission, moment = single(reading, ID), single(reading, TIME)
     for name, value, shape in ((ID, transmission, _TRANSMISSION), (TIME, moment, _MOMENT)):
-        if shape.fullmatch(value) is None:
+        if re.fullmatch(shape, value) is None:
             raise Unproved(f"header:{name} has another form than PayPal's")
     signature = _signature(single(reading, SIGNATURE))
     certificate = _certificate(request)
@@ -79,7 +79,7 @@ SCHEME = Coded(
 
 def _certificate(request: Request) -> Certificate:
     raw = single(request.reading, CERTIFICATE)
-    if _URL.fullmatch(raw) is None:
+    if re.fullmatch(_URL, raw) is None:
         raise Unproved(f"header:{CERTIFICATE} is no address of PayPal's certificates")
     url = raw.decode()
     found = request.certificate or request.certificates.get(url)

@@ -18,8 +18,8 @@ _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _CREDENTIAL_NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._@-]+", re.ASCII)
 # A secret pasted behind `env:` would pass for a name, and names are shown.
 _PASTED = re.compile(r"(v1,)?(whsec_|whpk_|whsk_|sk_live_|sk_test_|rk_live_|rk_test_)")
-_LINE = re.compile(r"(?:export[ \t]+)?([A-Za-z_][A-Za-z0-9_]*)[ \t]*=[ \t]*(.*)", re.ASCII)
-_QUOTED = re.compile(r"""(?:'([^']*)'|"((?:\\.|[^"\\])*)")[ \t]*(?:\#.*)?""")
+_LINE = r"(?a)(?:export[ \t]+)?([A-Za-z_][A-Za-z0-9_]*)[ \t]*=[ \t]*(.*)"
+_QUOTED = r"""(?:'([^']*)'|"((?:\\.|[^"\\])*)")[ \t]*(?:\#.*)?"""
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
 
 
@@ -121,7 +121,7 @@ def read_env_file(path: Path) -> tuple[dict[str, str], list[str]]:
         line = line.strip()
         if not line or line.startswith("#"):
             continue
-        found = _LINE.fullmatch(line)
+        found = re.fullmatch(_LINE, line)
         value = _unquoted(found[2]) if found else None
         if found is None or value is None:
             wrong = "a quote is not closed" if found else "is not KEY=VALUE"
@@ -161,7 +161,7 @@ def _read(path: Path, bytes_max: int) -> bytes:
 def _unquoted(text: str) -> str | None:
     if not text.startswith(("'", '"')):
         return re.split(r"[ \t]+#|^#", text, maxsplit=1)[0].rstrip()
-    found = _QUOTED.fullmatch(text)
+    found = re.fullmatch(_QUOTED, text)
     if found is None:
         return None
     if found[1] is not None:

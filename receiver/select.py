@@ -569,7 +569,7 @@ def _pieces(text: str) -> list[str | Path]:
 
 def _placeholder_end(text: str, start: int) -> int:
     depth = 0
-    for token in _IN_PLACEHOLDER.finditer(text, start):
+    for token in re.compile(_IN_PLACEHOLDER).finditer(text, start):
         if token[0] == "{":
             depth += 1
         elif token[0] == "}":
@@ -625,7 +625,7 @@ def _json(value: object, what: str) -> str:
 def _check_sql(marked: str) -> None:
     """Raises ValueError unless every \\0 in the text can be a bound parameter."""
     ended = False
-    for token in _SQL_TOKEN.finditer(marked):
+    for token in re.finditer(_SQL_PIECE, marked):
         kind = token.lastgroup
         if kind in ("quoted", "comment") and "\0" in token[0]:
             raise ValueError(
@@ -651,7 +651,7 @@ def _bound(value: object, what: str) -> str | int | float | None:
             raise Unjudgeable(what, "is an integer of more than 64 bits")
         return int(value)
     text = value if isinstance(value, str) else _json(value, what)
-    if not text.isascii() and _SURROGATE.search(text):
+    if not text.isascii() and re.search(_SURROGATE, text):
         raise Unjudgeable(what, "holds half a surrogate pair, which is no text")
     return text
 
@@ -767,16 +767,16 @@ _PLAIN = re.compile(
 ).fullmatch
 _PLAIN_STEP = re.compile(r"([A-Za-z_]\w*)|\[(\d+)\]", re.ASCII)
 _UNPRINTABLE = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u2028\\u2029\\ud800-\\udfff]")
-_SURROGATE = re.compile("[\\ud800-\\udfff]")
+# Few configs and events need these: compiled by their first use, like others that are texts.
+_SURROGATE = "[\\ud800-\\udfff]"
 _BRACE = re.compile(r"[{}]")
-_IN_PLACEHOLDER = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|`(?:\\.|[^`\\])*`|[{}]""")
-_SQL_TOKEN = re.compile(
-    r"""(?P<blank>\s+)"""
+_IN_PLACEHOLDER = r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|`(?:\\.|[^`\\])*`|[{}]"""
+_SQL_PIECE = (
+    r"""(?s)(?P<blank>\s+)"""
     r"""|(?P<quoted>'(?:[^']|'')*'|"(?:[^"]|"")*"|`[^`]*`|\[[^\]]*\])"""
     r"""|(?P<comment>--[^\n]*|/\*.*?\*/)"""
     r"""|(?P<unclosed>['"`\[]|/\*)"""
     r"""|(?P<word>[^\W\d][\w$]*)"""
     r"""|(?P<parameter>\?\d*|[:@$\#]\w+)"""
-    r"""|(?P<end>;)|.""",
-    re.DOTALL,
+    r"""|(?P<end>;)|."""
 )
