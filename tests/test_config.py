@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 
 from receiver import tables
 from receiver.config import (
-    CONFIG_BYTES_MAX,
     RULES_CACHED_MAX,
     Address,
     Call,
