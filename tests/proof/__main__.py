@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.proof import fuzz, power
+from tests.proof import fuzz, power, restoring
 from tests.proof.broken import fail_at
 from tests.proof.disk import KINDS
 from tests.proof.machine import compare
@@ -71,8 +71,23 @@ def _cuts(asked: argparse.Namespace) -> Iterator[Part]:
             kinds=kinds,
             advance=Progress(name, len(calls)),
         )
-        done = f"{made.cuts} cuts at {made.calls} calls, {made.disks} different disks"
-        yield Part(name, done, [str(fault) for fault in made.faults])
+        yield _of_cuts(name, made)
+    recording = restoring.recorded()
+    made = power.cut(
+        recording,
+        restoring.expected_end(),
+        seed=asked.seed,
+        at=range(1, len(recording.calls) + 1)[:: asked.every],
+        kinds=kinds,
+        judge=restoring.judged,
+        advance=Progress("a restore", len(recording.calls)),
+    )
+    yield _of_cuts("a restore", made)
+
+
+def _of_cuts(name: str, made: power.Cuts) -> Part:
+    done = f"{made.cuts} cuts at {made.calls} calls, {made.disks} different disks"
+    return Part(name, done, [str(fault) for fault in made.faults])
 
 
 def _faults(asked: argparse.Namespace) -> Iterator[Part]:

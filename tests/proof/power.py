@@ -28,6 +28,10 @@ MEMORY = Path("/dev/shm")
 BEFORE_SPENT, AFTER_SPENT = 3, 15
 
 
+#: What is wrong in a folder that a cut has left, by what had been told.
+Judge = Callable[[Path, Sequence[Any], End], list[str]]
+
+
 class Fault(NamedTuple):
     """What was wrong after a cut, and how to have the same again."""
 
@@ -87,6 +91,11 @@ def after_spending(recording: Recording) -> list[int]:
     return [one for at in spent for one in range(at - BEFORE_SPENT, at + AFTER_SPENT)]
 
 
+def judged(folder: Path, told: Sequence[Any], wanted: End) -> list[str]:
+    """What is wrong in a folder that a cut of the day has left."""
+    return faults_after(Shop(folder, lambda what: None), told, wanted)
+
+
 def cut(
     recording: Recording,
     wanted: End,
@@ -95,6 +104,7 @@ def cut(
     at: Sequence[int] | None = None,
     kinds: Sequence[str] | None = None,
     faults_max: int = 10,
+    judge: Judge = judged,
     advance: Callable[[int], None] = lambda cut: None,
 ) -> Cuts:
     """Cut the power after each call, or after these, and stop after so many faults.
@@ -118,16 +128,18 @@ def cut(
             digest = _digest(found, told)
             if digest not in seen:
                 seen.add(digest)
-                words = _faults(found, told, wanted)
+                words = _faults(found, told, wanted, judge)
                 faults += [Fault(number, kind, seed, one) for one in words]
         advance(number)
     return Cuts(len(recording.calls), cuts, len(seen), faults)
 
 
-def _faults(found: dict[str, bytes | None], told: Sequence[Any], wanted: End) -> list[str]:
+def _faults(
+    found: dict[str, bytes | None], told: Sequence[Any], wanted: End, judge: Judge
+) -> list[str]:
     with scratch() as folder:
         restored(found, folder)
-        return faults_after(Shop(folder, lambda what: None), told, wanted)
+        return judge(folder, told, wanted)
 
 
 def _digest(found: dict[str, bytes | None], told: Sequence[Any]) -> bytes:

@@ -29,7 +29,7 @@ from store.errors import Unavailable
 from store.writer import Writer
 from tests.conftest import NOW_MS, SECRETS, Clock, stripe_body
 
-CONFIG = """
+WITHOUT_APP = """
 database = "receiver.db"
 
 [worker]
@@ -62,15 +62,6 @@ customer = "data.object.customer"
 grant = { unit = "credits", amount = 100 }
 send = [{ to = "receipt" }, { to = "team" }]
 
-# Made twice, it would show.
-[[rules]]
-operation = "count-invoice"
-source = "stripe"
-on = ["invoice.*"]
-subject = "data.object.id"
-customer = "data.object.customer"
-sql = ["update app_workspaces set invoices = invoices + 1 where id = {_workspace}"]
-
 [[rules]]
 operation = "refund-credits"
 source = "stripe"
@@ -97,6 +88,17 @@ kind = "http"
 url = "http://127.0.0.1:1/"
 json = { id = "{data.object.id}" }
 """  # noqa: E501  a table in one line
+
+CONFIG = f"""{WITHOUT_APP}
+# Made twice, it would show.
+[[rules]]
+operation = "count-invoice"
+source = "stripe"
+on = ["invoice.*"]
+subject = "data.object.id"
+customer = "data.object.customer"
+sql = ["update app_workspaces set invoices = invoices + 1 where id = {{_workspace}}"]
+"""
 
 #: What a later version of Receiver does to the file, for the upgrade.
 LATER = (
@@ -227,11 +229,14 @@ class FarSide:
 class Shop:
     """The folder with the file, everybody who works on it, and what they are told."""
 
-    def __init__(self, folder: Path, tell: Callable[[Any], None]) -> None:
+    def __init__(
+        self, folder: Path, tell: Callable[[Any], None], config: str = CONFIG, *, app: bool = True
+    ) -> None:
         self.path = folder / "receiver.db"
         self.clock = Clock()
         self.hear(tell)
-        self.processor = processor_of(CONFIG)
+        self.processor = processor_of(config)
+        self._app = app
 
     def hear(self, tell: Callable[[Any], None]) -> None:
         """Tell another listener from now on; the other side is new as well."""
@@ -249,14 +254,17 @@ class Shop:
     def make(self) -> None:
         """The app makes its tables in the file, and the server starts on it for the first time."""
         with self.opened() as store:
+            self._begin(store)
+
+    def _begin(self, store: Store) -> None:
+        if self._app:
             store.write(app_tables)
-            store.write(self.processor.start)
+        store.write(self.processor.start)
 
     def serve(self, facts: Sequence[Fact], beside: Callable[[], None] = lambda: None) -> None:
         """Take these deliveries, the first three of them in one commit if there are so many."""
         with self.opened() as store:
-            store.write(app_tables)
-            store.write(self.processor.start)
+            self._begin(store)
             asyncio.run(self._serve(store, facts, beside))
 
     async def _serve(self, store: Store, facts: Sequence[Fact], beside: Callable[[], None]) -> None:
@@ -468,7 +476,7 @@ class End(NamedTuple):
     owed: list[tuple[Any, ...]]
 
 
-def end_of(path: Path) -> End:
+def end_of(path: Path, *, app: bool = True) -> End:
     key = "source, account, subject, operation"
     with snapshot(path, older=True) as seen:
 
@@ -482,7 +490,7 @@ def end_of(path: Path) -> End:
             rows("select customer, workspace from receiver_links order by 1"),
             rows(f"select {key}, kind, amount from receiver_operations order by {key}"),
             rows("select source, event_id, state from receiver_events order by 1, 2"),
-            rows("select id, invoices from app_workspaces order by 1"),
+            rows("select id, invoices from app_workspaces order by 1") if app else [],
             rows("select destination, operation_key from receiver_outbox order by 1, 2"),
         )
 

@@ -36,6 +36,9 @@ from tests.service import (
 
 CONFIG = 'database = "disk/receiver.db"\n' + STRIPE_CONFIG
 
+#: How long the sender waits for an answer, in seconds: a server that ended leaves it waiting.
+ANSWER_S = 5.0
+
 #: Deliveries until a fault must have been met.
 UNTIL_MET = 2_000
 
@@ -90,7 +93,7 @@ class Scene:
         """The status of the answer about one invoice; 0: none came."""
         body = invoice(f"evt_{number}", f"in_{number}", note="a" * 3_000)
         host, port = self.service.public.getsockname()
-        connection = http.client.HTTPConnection(host, port, timeout=PATIENCE_S)
+        connection = http.client.HTTPConnection(host, port, timeout=ANSWER_S)
         with contextlib.closing(connection):
             try:
                 connection.request("POST", "/webhooks/stripe", body, dict(by_stripe(body)))
