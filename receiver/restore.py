@@ -21,29 +21,31 @@ from store.replace import alone, replace
 class Plan(msgspec.Struct, frozen=True):
     """What a restore would do; without `lost`, what is there now can't be read, or is not there.
 
-    `problem` says why it can't be read.
+    `problem` says why it can't be read; `digest` is the SHA-256 of the backup.
     """
 
     database: Path
     backup: Path
     facts: Facts
+    digest: str
     lost: Lost | None = None
     problem: str | None = None
 
 
 def plan(database: Path, backup: Path) -> Plan:
     """Look at both files. Raises StoreError or Declined where it must not be done."""
+    digest = copies.checksum(backup) if backup.is_file() else ""
     facts = backups.examine(backup)
     if not exists(database):
-        return Plan(database, backup, facts)
+        return Plan(database, backup, facts, digest)
     if database.samefile(backup):
         raise Declined(f"{backup}: is the database itself; name a backup")
     try:
         with snapshot(database, ours=False, older=True) as seen, backups.opened(backup) as copy:
             _refuse_shared(database, integrity.foreign_tables(seen))
             if integrity.schema_version(seen) == 0:
-                return Plan(database, backup, facts)
-            return Plan(database, backup, facts, backups.lost(seen, copy))
+                return Plan(database, backup, facts, digest)
+            return Plan(database, backup, facts, digest, backups.lost(seen, copy))
     except NewerFile as error:
         raise Declined(
             f"{database}: a newer version of Receiver wrote it, so what would be lost is not "
@@ -51,7 +53,7 @@ def plan(database: Path, backup: Path) -> Plan:
             f"(mv {database} {database}.newer)"
         ) from error
     except StoreError as error:
-        return Plan(database, backup, facts, problem=str(error))
+        return Plan(database, backup, facts, digest, problem=str(error))
 
 
 def carry_out(plan: Plan, source: BinaryIO, now_ms: int) -> Path | None:
@@ -70,8 +72,10 @@ def carry_out(plan: Plan, source: BinaryIO, now_ms: int) -> Path | None:
     with alone(database):
         try:
             _bring(source, part, _mode_of(database))
-            # By the checksum of the backup, if there is one: it may have changed since the plan.
-            backups.examine(part, named=plan.backup)
+            # The backup may have changed since the plan, and may be where only root can look.
+            if copies.checksum(part) != plan.digest:
+                raise StoreError(f"{plan.backup}: has changed meanwhile; run it again")
+            backups.examine(part)
             return aside if replace(database, part, aside) else None
         except OSError as error:
             raise StoreError(f"{part}: can't be written: {error.strerror}") from error

@@ -5,6 +5,7 @@ import os
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,7 @@ from store.replace import alone, replace
 from tests.command import Command
 from tests.conftest import World
 from tests.service import (
+    ROOT,
     Service,
     Start,
     checkout,
@@ -552,6 +554,26 @@ def test_a_file_of_roots_in_anybodys_folder_is_restored_by_root(
 
     assert became == []
     reopen(world)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may become somebody else")
+def test_root_restores_from_where_only_root_can_look(made: Path) -> None:
+    """In a process of its own, which stays who it became; the backup is in root's own folder."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "receiver.toml").write_text('database = "receiver.db"\n')
+        os.chown(folder, 65_534, 65_534)
+
+        ran = subprocess.run(
+            [sys.executable, "-m", "cli", "restore", str(made), "--yes"],
+            cwd=folder,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+        )
+
+        assert ran.returncode == 0, ran.stderr
+        assert (folder / "receiver.db").stat().st_uid == 65_534
 
 
 def test_a_lock_that_cant_be_used_is_named(world: World, receiver: Command, made: Path) -> None:
