@@ -819,8 +819,9 @@ def refuse_newer(found: int) -> None:
     if found > len(STEPS):
         raise NewerFile(
             f"the file has schema version {found}, this Receiver knows {len(STEPS)}: "
-            "install the newer version again, or, without what came since, move the file away and "
-            "`receiver restore` the copy beside it that ends in `.before-version-N`"
+            "install the newer version again, or, without what came since, stop the server, move "
+            "the file away and `receiver restore` the copy beside it that ends in "
+            "`.before-version-N`"
         )
 
 
