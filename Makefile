@@ -67,6 +67,7 @@ deb: $(PACK)  ## make dist/receiver_VERSION_MACHINE.deb, for Debian 12 or newer
 	.ci/pack/deb build/folder build/LICENSES $(VERSION)
 
 systemd-test:  ## as root: try units, one file and package in real systemd, Debian 12 and 13
+	tests/systemd/next
 	tests/systemd/run release
 	tests/systemd/run package
 

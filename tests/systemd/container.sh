@@ -65,9 +65,9 @@ power_off() {
   NSPAWN='' LEADER=''
 }
 
-# Waits up to $1 seconds until the words $2 hold.
+# Waits up to $1 seconds until the words $2 hold; PATIENCE times as long on a machine that is busy.
 wait_for() {
-  local until=$((SECONDS + $1))
+  local until=$((SECONDS + $1 * ${PATIENCE:-3}))
   until eval "$2"; do
     ((SECONDS < until)) || return 1
     sleep 0.05

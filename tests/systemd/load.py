@@ -1,4 +1,4 @@
-"""Posts signed Stripe events until it is told to stop; prints what became of each, as JSON."""
+"""Posts signed Stripe events, so many or until it is told to stop; prints what became of each."""
 
 import argparse
 import hashlib
@@ -14,10 +14,12 @@ from typing import Any
 class Load:
     """Clients that each send one event after the other, on connections that are kept."""
 
-    def __init__(self, port: int, secret: bytes, name: str) -> None:
+    def __init__(self, port: int, secret: bytes, name: str, events: int, pause_s: float) -> None:
         self._port = port
         self._secret = secret
         self._name = name
+        self._events = events
+        self._pause_s = pause_s
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self.answered: list[str] = []
@@ -39,7 +41,7 @@ class Load:
     def _client(self, number: int) -> None:
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=30)
         count = 0
-        while not self._stop.is_set():
+        while not self._stop.wait(self._pause_s) and count != self._events:
             count += 1
             event = f"evt_{self._name}_{number}_{count}"
             started = time.monotonic()
@@ -96,8 +98,10 @@ def main() -> None:
     parser.add_argument("--secret", required=True)
     parser.add_argument("--name", required=True)
     parser.add_argument("--clients", type=int, default=8)
+    parser.add_argument("--events", type=int, default=-1, help="of each client; then it ends")
+    parser.add_argument("--pause-s", type=float, default=0.0, help="of each client, between two")
     given = parser.parse_args()
-    load = Load(given.port, given.secret.encode(), given.name)
+    load = Load(given.port, given.secret.encode(), given.name, given.events, given.pause_s)
     load.run(given.clients)
     result = {
         "statuses": load.statuses,
