@@ -1,5 +1,6 @@
 """Where messages go: what a destination is, what is owed to it, and how a send can end."""
 
+import importlib
 import re
 import threading
 from typing import TYPE_CHECKING, Any, Literal
@@ -164,7 +165,7 @@ class Senders:
         A name that does not resolve may take the resolver's time on top, a program that ignores
         SIGTERM the grace it gets.
         """
-        # Each is imported by the first message that goes this way, not by every start.
+        # Each way is imported where a message goes it, not by every start: see `prepare`.
         match destination:
             case Http():
                 return self._to_urls().send(destination, owed, now_ms)
@@ -193,6 +194,12 @@ class Senders:
                 if self._closed:
                     self._http.close()
             return self._http
+
+
+def prepare(destination: Destination) -> None:
+    """Import what sends there, before there is a message that would have to wait for it."""
+    ways = {Http: "send_http", Email: "send_email", Command: "send_command"}
+    importlib.import_module(f"receiver.{ways[type(destination)]}")
 
 
 def render(destination: Destination, scope: Scope, about: dict[str, object]) -> dict[str, object]:
