@@ -18,7 +18,6 @@ from receiver import config, presets, reach, send_email
 from receiver.client import Client, Found, Missing
 from receiver.destinations import Email, Http, Owed, Policy, Result, Sent, render
 from receiver.listing import Listing, Unreadable
-from receiver.mail import compose
 from receiver.process import Processor
 from receiver.replies import ACCEPTED
 from receiver.select import Condition, Scope, Statement, Template, Unjudgeable, key_text
@@ -118,7 +117,7 @@ def _check_headers(body: dict[str, Any]) -> None:
 
 
 def _check_mail(body: dict[str, Any]) -> None:
-    mail = compose(sender="us@example.com", **body, name="op_1", created_ms=NOW_MS)
+    mail = send_email.compose(sender="us@example.com", **body, name="op_1", created_ms=NOW_MS)
     raw = mail.as_bytes()
     assert raw.isascii()
     assert b"\r" not in raw.replace(b"\r\n", b"")
