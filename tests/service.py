@@ -180,7 +180,9 @@ class Service:
     def log(self) -> str:
         return (self.folder / "server.log").read_text(errors="replace")
 
-    def command(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    def command(
+        self, *arguments: str, timeout_s: float = COMMAND_S
+    ) -> "subprocess.CompletedProcess[str]":
         """Run `receiver` as the operator does, in a process of its own, beside the server."""
         return subprocess.run(
             self._command(*arguments),
@@ -188,7 +190,7 @@ class Service:
             env=_environment(),
             capture_output=True,
             text=True,
-            timeout=COMMAND_S,
+            timeout=timeout_s,
             check=False,
         )
 

@@ -20,13 +20,14 @@ from tests.proof.disk import KINDS
 from tests.proof.machine import compare
 from tests.proof.mutants import MODEL_MUTANTS, MUTANTS
 from tests.proof.points import POINTS, kill_at
+from tests.proof.races import race
 from tests.proof.surroundings import FAULTS, FAULTS_OF_ROOT, meet
 from tests.proof.targets import TARGETS
 from tests.service import services
 from tests.test_crash import killed_under_load
 
 #: How much of each part, where nothing else is asked for.
-KILLS, STEPS, EXECUTIONS = 500, 20_000, 10_000_000
+KILLS, STEPS, RACES_S, EXECUTIONS = 500, 20_000, 300, 10_000_000
 
 #: About as many calls as a day makes that can fail.
 STORAGE_CALLS = 3_000
@@ -161,6 +162,11 @@ def _model(asked: argparse.Namespace) -> Iterator[Part]:
     yield Part("faults put in", f"{found} of {len(MODEL_MUTANTS)} found by the model", missed)
 
 
+def _races(asked: argparse.Namespace) -> Iterator[Part]:
+    raced = race(asked.seed, asked.seconds, Progress("seconds of races", asked.seconds))
+    yield Part("races", raced.done, raced.faults)
+
+
 def _fuzz(asked: argparse.Namespace) -> Iterator[Part]:
     if importlib.util.find_spec("atheris") is None:
         yield Part("fuzz", "left out, as only the extra `fuzz` has atheris: see make fuzz", ())
@@ -184,6 +190,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], Iterator[Part]]] = {
     "machine": _machine,
     "kills": _kills,
     "model": _model,
+    "races": _races,
     "fuzz": _fuzz,
 }
 
@@ -196,6 +203,7 @@ def main() -> int:
     parser.add_argument("--every-kind", action="store_true", help="each cut in all four ways")
     parser.add_argument("--kills", type=int, default=KILLS, help=f"[{KILLS}]")
     parser.add_argument("--steps", type=int, default=STEPS, help=f"beside the model [{STEPS}]")
+    parser.add_argument("--seconds", type=int, default=RACES_S, help=f"of races [{RACES_S}]")
     parser.add_argument("--executions", type=int, default=EXECUTIONS, help=f"[{EXECUTIONS:,}]")
     parser.add_argument("--target", action="append", choices=list(TARGETS), help="fuzz it alone")
     parser.add_argument("--minutes", type=int, default=0, help="at most, of fuzzing each target")
