@@ -173,7 +173,7 @@ def _read_only(scene: Scene) -> None:
         scene.begin()
         _run("mount", "-o", "remount,abort", str(scene.disk))
         assert scene.until_refused() == 503
-        scene.wait_for_line("nothing can be acknowledged now")
+        scene.wait_for_line("nothing can be acknowledged now: .*Read-only file system")
         scene.assert_refusing()
         scene.service.stop()
         _run("umount", str(scene.disk))
@@ -250,6 +250,7 @@ def _no_memory(scene: Scene) -> None:
         time.sleep(1)
     scene.ask(1)
     if not scene.service.has_ended():
+        scene.wait_for_line("error=MemoryError .*answered 503")
         resource.prlimit(pid, resource.RLIMIT_AS, before)
     scene.take(3)
     scene.assert_kept()
