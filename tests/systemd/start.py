@@ -20,10 +20,14 @@ PATIENCE_S = 30.0
 
 
 class Start(NamedTuple):
-    """Milliseconds of `--version`, of `serve` until READY=1, and then KiB of all its processes."""
+    """Milliseconds of `--version`, and of `serve` until READY=1, by the clock and of processors.
+
+    The memory is that of all its processes then.
+    """
 
     version_ms: float
     ready_ms: float
+    processor_ms: float
     memory_kib: int
 
 
@@ -47,24 +51,26 @@ def start(program: list[str], folder: Path) -> Start:
             while b"READY=1" not in manager.recv(4096):
                 pass
             ready_ms = (time.perf_counter() - began) * 1000
-            return Start(version_ms, ready_ms, memory_kib(server.pid))
+            return Start(version_ms, ready_ms, *used(server.pid))
         finally:
             os.killpg(server.pid, signal.SIGTERM)
             server.wait(PATIENCE_S)
             path.unlink()
 
 
-def memory_kib(session: int) -> int:
-    """What is in memory for the processes of a session alone, and their part of what is shared."""
-    total = 0
-    for status in Path("/proc").glob("[0-9]*/stat"):
+def used(session: int) -> tuple[float, int]:
+    """Milliseconds of processors, and KiB: their own memory and their part of what is shared."""
+    ticks = total_kib = 0
+    for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
-            if os.getsid(int(status.parent.name)) == session:
-                told = (status.parent / "smaps_rollup").read_text()
-                total += int(re.search(r"^Pss:\s+(\d+)", told, re.MULTILINE)[1])  # type: ignore[index]
+            if os.getsid(int(stat.parent.name)) == session:
+                # utime, stime, cutime, cstime. proc(5)
+                ticks += sum(map(int, stat.read_text().rpartition(")")[2].split()[11:15]))
+                told = (stat.parent / "smaps_rollup").read_text()
+                total_kib += int(re.search(r"^Pss:\s+(\d+)", told, re.MULTILINE)[1])  # type: ignore[index]
         except OSError:
             continue
-    return total
+    return ticks * 1000 / os.sysconf("SC_CLK_TCK"), total_kib
 
 
 def main() -> None:
@@ -89,9 +95,12 @@ def main() -> None:
                 if round:
                     found[name].append(told)
     for name, starts in found.items():
-        version, ready, memory = (statistics.median(column) for column in zip(*starts, strict=True))
-        print(f"{name:<8} --version {version:4.0f} ms, ready {ready:4.0f} ms", end="")
-        print(f" (least {min(one.ready_ms for one in starts):.0f}), {memory / 1024:.0f} MiB")
+        columns = zip(*starts, strict=True)
+        version, ready, processor, memory = (statistics.median(column) for column in columns)
+        print(
+            f"{name:<8} --version {version:.0f} ms; ready after {ready:.0f} ms, "
+            f"{processor:.0f} ms of them by a processor; {memory / 1024:.0f} MiB"
+        )
 
 
 if __name__ == "__main__":
