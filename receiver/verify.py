@@ -410,18 +410,20 @@ def _authenticate(
     reading: Reading,
     certificates: Certificates = NO_CERTIFICATES,
 ) -> tuple[Proof, Secret | None]:
-    refused = []
+    # Not the exceptions: with its traceback each would hold this frame, which would hold it, and a
+    # cycle keeps the body until the garbage collector looks for cycles.
+    refused: list[tuple[str, str, int | None]] = []
     for check in contract.checks:
         try:
             if check.scheme.algo in CODED:
                 return check.proof, _prove_coded(contract, check, delivery, reading, certificates)
             return check.proof, _prove(contract, check, delivery, reading)
         except Rejected as rejected:
-            refused.append(rejected)
-    for refusal in refused:
-        if refusal.reason == EXPIRED:
-            raise refusal
-    details = dict.fromkeys(refusal.detail for refusal in refused)
+            refused.append((rejected.reason, rejected.detail, rejected.skew_s))
+    for reason, detail, skew_s in refused:
+        if reason == EXPIRED:
+            raise Rejected(reason, detail, skew_s)
+    details = dict.fromkeys(detail for _, detail, _ in refused)
     details |= dict.fromkeys(_unarmed(contract, delivery, reading))
     raise Rejected(BAD_SIGNATURE, "; ".join(details) or "no secret fits the scheme of the source")
 

@@ -1,6 +1,8 @@
 """Every delivery of the vectors gets its verdict, by the function and by the command."""
 
 import base64
+import contextlib
+import gc
 import json
 import os
 import subprocess
@@ -10,10 +12,12 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from msgspec.structs import replace
 
 import cli
 from receiver import presets
-from receiver.verify import Contract, verdict
+from receiver.coded import CertificateMissing
+from receiver.verify import Contract, Delivery, Rejected, verdict, verify
 from tests import vectors
 from tests.vectors import VECTORS, Vector
 
@@ -67,6 +71,28 @@ def check(vector: Vector, code: int, output: str) -> None:
         assert found["response"] == wanted.get("body", "")
         assert found["headers"].get("Content-Type") == wanted.get("content_type")
         assert found["headers"].items() >= wanted.get("headers", {}).items()
+
+
+def test_a_delivery_that_is_refused_leaves_nothing_for_the_garbage_collector() -> None:
+    """What waits for it holds the body, up to a megabyte that nobody signed."""
+    given = [(contract_of(vector), vectors.delivery(vector)) for vector in VECTORS]
+    spoilt = [(contract, replace(one, body=one.body + b" ")) for contract, one in given]
+    late = [(c, replace(one, received_ms=one.received_ms + 10**9)) for c, one in given]
+    for each in (*given, *spoilt, *late):
+        judge(*each)
+    gc.collect()
+    gc.disable()
+    try:
+        for each in (*given, *spoilt, *late):
+            judge(*each)
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
+
+
+def judge(contract: Contract, delivery: Delivery) -> None:
+    with contextlib.suppress(Rejected, CertificateMissing):
+        verify(contract, delivery)
 
 
 @each_vector
