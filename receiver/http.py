@@ -24,7 +24,7 @@ BODY_BYTES_MAX = 1_048_576
 #: What is read and thrown away of a body that was answered early: this many bodies.
 DRAIN_BODIES = 16
 #: All bodies being read or processed at one time, in bytes.
-BODIES_BYTES_MAX = 67_108_864
+BODIES_BYTES_MAX = 16_777_216
 #: The request line and headers together, in bytes; also what may arrive without a body byte.
 HEAD_BYTES_MAX = 32_768
 HEADERS_MAX = 100
