@@ -34,6 +34,7 @@ from receiver.config import (
     load,
 )
 from receiver.destinations import Command, Email, Http, Policy
+from receiver.place import CONFIG_BYTES_MAX
 from receiver.select import Scope
 
 # The first text of a fresh checkout builds tables of Unicode, and machines differ in speed.

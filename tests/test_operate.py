@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -120,15 +121,16 @@ def test_ten_thousand_parked_events_are_released_in_short_transactions(
     world.store.write(lambda tx: park_many(tx, 10_000))
 
     with beside(world, ASK) as asking:
+        began = time.monotonic()
         ran = command("links", "add", "stripe", "cus_1", "acme")
+        took_s = time.monotonic() - began
         answer, _ = asking.communicate()
     times, longest_s = answer.split()
 
     assert "10000 parked events were released: 10000 done" in ran.out
     assert world.balance() == 1_000_000
     assert int(times) > 50
-    # All of it takes seconds, each transaction less than a tenth of one.
-    assert float(longest_s) < 1.0
+    assert float(longest_s) < took_s / 5
 
 
 def test_an_act_waits_for_another_process_that_holds_the_lock(
