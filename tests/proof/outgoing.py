@@ -193,7 +193,7 @@ def _mailing() -> Callable[[], str]:
 
 
 def _asking(path: str) -> Callable[[], str]:
-    sender = presets.get("stripe").api
+    sender = presets.api_of(presets.get("stripe"))
     client = Client(config.Api(b"sk_test_1", "http://h", sender), livemode=False)
     assert sender.events is not None
 
