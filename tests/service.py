@@ -196,9 +196,16 @@ class Service:
 
     def resident_bytes(self) -> int:
         """Memory that the server has in use."""
+        return self._memory_bytes("VmRSS")
+
+    def peak_bytes(self) -> int:
+        """The most that it ever had in use."""
+        return self._memory_bytes("VmHWM")
+
+    def _memory_bytes(self, name: str) -> int:
         assert self._server is not None, "a server runs"
         text = Path(f"/proc/{self._server.pid}/status").read_text()
-        return int(re.findall(r"VmRSS:\s+(\d+) kB", text)[0]) * 1024
+        return int(re.findall(rf"{name}:\s+(\d+) kB", text)[0]) * 1024
 
     def assert_books_balance(self) -> None:
         """Every balance is the sum of its entries, and the file is whole."""

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.proof import fuzz, power, restoring
+from tests.proof import fuzz, power, restoring, storm
 from tests.proof.broken import fail_at
 from tests.proof.disk import KINDS
 from tests.proof.machine import compare
@@ -28,6 +28,7 @@ from tests.test_crash import killed_under_load
 
 #: How much of each part, where nothing else is asked for.
 KILLS, STEPS, RACES_S, EXECUTIONS = 500, 20_000, 300, 10_000_000
+SOURCES = 100_000
 
 #: About as many calls as a day makes that can fail.
 STORAGE_CALLS = 3_000
@@ -186,6 +187,17 @@ def _fuzz(asked: argparse.Namespace) -> Iterator[Part]:
         yield Part(f"fuzz {name}", done, [made.fault] if made.fault else ())
 
 
+def _storm(asked: argparse.Namespace) -> Iterator[Part]:
+    show = Progress("attack mix", 0)
+    with tempfile.TemporaryDirectory() as folder:
+        made = storm.weather(Path(folder), asked.seed, asked.seconds, asked.sources, show)
+    peak_mib, worst_ms = made.peak_bytes / storm.MIB, made.worst_s * 1000
+    done = f"{made.answers:,} answers, peak {peak_mib:.0f} MiB"
+    yield Part("attack mix", done, made.faults)
+    done = f"{made.honest:,} deliveries meanwhile, the slowest {worst_ms:,.0f} ms"
+    yield Part("the honest sender", done, ())
+
+
 PARTS: dict[str, Callable[[argparse.Namespace], Iterator[Part]]] = {
     "cuts": _cuts,
     "faults": _faults,
@@ -195,6 +207,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], Iterator[Part]]] = {
     "kills": _kills,
     "model": _model,
     "races": _races,
+    "storm": _storm,
     "fuzz": _fuzz,
 }
 
@@ -207,9 +220,12 @@ def main() -> int:
     parser.add_argument("--every-kind", action="store_true", help="each cut in all four ways")
     parser.add_argument("--kills", type=int, default=KILLS, help=f"[{KILLS}]")
     parser.add_argument("--steps", type=int, default=STEPS, help=f"beside the model [{STEPS}]")
-    parser.add_argument("--seconds", type=int, default=RACES_S, help=f"of races [{RACES_S}]")
+    parser.add_argument(
+        "--seconds", type=int, default=RACES_S, help=f"of races, and of attacks [{RACES_S}]"
+    )
     parser.add_argument("--executions", type=int, default=EXECUTIONS, help=f"[{EXECUTIONS:,}]")
     parser.add_argument("--target", action="append", choices=list(TARGETS), help="fuzz it alone")
+    parser.add_argument("--sources", type=int, default=SOURCES, help=f"unknown [{SOURCES:,}]")
     parser.add_argument("--minutes", type=int, default=0, help="at most, of fuzzing each target")
     parser.add_argument("--kept", type=Path, default=Path("build/fuzz"), help="folder of findings")
     asked = parser.parse_args()

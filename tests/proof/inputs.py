@@ -1,6 +1,9 @@
 """What the targets of the fuzzer begin with: inputs that come far, and the rules they meet."""
 
+import json
+import random
 from collections.abc import Callable
+from typing import Any
 
 NOW_MS = 1_800_000_000_000
 URL = "https://hooks.example.com/webhooks/x"
@@ -145,3 +148,151 @@ OBJECT = {
     "time": 1_700_000_000,
     "a": {"b": None},
 }
+
+# Requests whose length may be read in two ways, and the statuses that are right for them; one that
+# is not complete may have no answer.
+
+_POST = b"POST /webhooks/github HTTP/1.1\r\nHost: h\r\n"
+_CHUNKED = _POST + b"Transfer-Encoding: chunked\r\n\r\n"
+ATTACKS: tuple[tuple[bytes, tuple[int, ...]], ...] = (
+    *(
+        (_POST + lines + b"\r\n\r\n", (400,))
+        for lines in (
+            b"Content-Length: 4\r\nTransfer-Encoding: chunked",
+            b"Transfer-Encoding: chunked\r\nContent-Length: 4",
+            b"Content-Length: 0\r\nContent-Length: 40",
+            b"Content-Length: 0, 40",
+            b"Content-Length: +4",
+            b"Content-Length: 0x4",
+            b"Content-Length: 4 4",
+            b"Content-Length: -1",
+            b"Content-Length:",
+            b"Content-Length : 0",
+            b"Content-Length: 18446744073709551617",
+            b"Transfer-Encoding: chunked, identity",
+            b"Transfer-Encoding: identity, chunked",
+            b"Transfer-Encoding: xchunked",
+            b"Transfer-Encoding: chunked\r\nTransfer-Encoding: identity",
+            b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked",
+            b"Transfer-Encoding : chunked",
+            b"Transfer-Encoding: \x0bchunked",
+            b'Transfer-Encoding: "chunked"',
+            b"Transfer-Encoding:\r\n chunked",
+            b"X-A: b\r\n Content-Length: 40",
+            b"X-A: b\nContent-Length: 40",
+            b"X-A: b\rContent-Length: 40",
+            b"X-A: b\0c",
+            b" X-A: b",
+        )
+    ),
+    *(
+        (_CHUNKED + chunks, (400, 401))
+        for chunks in (
+            b"0x2\r\n{}\r\n0\r\n\r\n",
+            b"-1\r\n{}\r\n0\r\n\r\n",
+            b"+2\r\n{}\r\n0\r\n\r\n",
+            b"2\n{}\n0\n\n",
+            b"2\r\n{}0\r\n\r\n",
+            b"2\r\n{}\r\n0\r\nbad\r\n\r\n",
+            b"10000000000000002\r\n{}\r\n0\r\n\r\n",
+            b"ffffffffffffffff\r\n{}\r\n0\r\n\r\n",
+            b"2;\n{}\r\n0\r\n\r\n",
+            b"\r\n2\r\n{}\r\n0\r\n\r\n",
+        )
+    ),
+    (b"POST /webhooks/github HTTP/1.1\nHost: h\nContent-Length: 40\n\n", (400,)),
+    (b"POST /webhooks/github HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", (400, 401)),
+    (b"POST /webhooks/github HTTP/0.9\r\nContent-Length: 4\r\n\r\n", (400, 401)),
+    (b"POST /webhooks/github\r\n\r\n", (400, 401)),
+)
+
+# Bodies that are signed.
+
+MAIL = "ann@example.com"
+INJECTED = (
+    *(
+        "a\r\nBcc: evil@example.com",
+        "a\nX-Evil: 1",
+        "a\r\n\r\nevil",
+        "\u2028X-Evil: 1",
+        "\0",
+        "{@}",
+    ),
+    *(
+        "{{data}}",
+        "=?utf-8?q?=0d=0aX-Evil:_1?=",
+        "\ud800",
+        "\u202e",
+        "${jndi:x}",
+        "%0d%0aX-Evil: 1",
+    ),
+    *("a" * 900, "\x85X-Evil: 1", "\x1b[2J", "."),
+)
+
+
+def _attack(chance: random.Random, **of: Any) -> dict[str, Any]:
+    number = chance.randrange(10**12)
+    fields = {"id": f"a_{number}", "mail": MAIL, "text": "hello"} | of
+    return {
+        "id": f"evt_{number}",
+        "type": "attack",
+        "livemode": False,
+        "data": {"object": fields},
+    }
+
+
+def _injected(chance: random.Random) -> bytes:
+    text = chance.choice(INJECTED)
+    where = chance.choice(["text", "mail", "id"])
+    return json.dumps(
+        _attack(chance, **{where: f"{MAIL}{text}" if where == "mail" else text})
+    ).encode()
+
+
+def _exploding(chance: random.Random) -> bytes:
+    items = [{"a": [{"b": [{"x": 2}] * 20}] * 20}] * chance.choice([1, 10, 40])
+    return json.dumps(_attack(chance, items=items)).encode()
+
+
+def _hinting(chance: random.Random) -> bytes:
+    kind = {"type": "customer.subscription.updated"}
+    return json.dumps(_attack(chance) | kind).encode()
+
+
+def _spoilt(chance: random.Random) -> bytes:
+    """A body that is no JSON, or holds what JSON need not carry."""
+    whole = json.dumps(_attack(chance, n="N")).encode()
+    value = chance.choice(
+        [
+            *(
+                b"NaN",
+                b"Infinity",
+                b"1e999",
+                b"-0",
+                b"1" * 5_000,
+                b"18446744073709551616",
+                b"1.5e-999",
+            ),
+            *(b'"\\ud800"', b'"\\u0000"', b'"\xff\xfe"', b"[" * 100_000, b'{"a":' * 20_000, b"nul"),
+            *(
+                b"[" * 500 + b"]" * 500,
+                b'"' + b"a" * 500_000 + b'"',
+                b'{"":{"":1}}',
+                b"0x1",
+                b"'a'",
+            ),
+        ]
+    )
+    return chance.choice([b"", b"\xef\xbb\xbf", b"\0", b" "]) + whole.replace(b'"N"', value)
+
+
+def _named(chance: random.Random) -> bytes:
+    """An id, a type or an account that is long, or no text."""
+    name = chance.choice(["id", "type", "account", "livemode"])
+    value: Any = chance.choice(
+        ["x" * 900_000, "a\0b", "a\nb", "\ud800", "", None, 1, 1.5, [], {}, True, -1, 10**40]
+    )
+    return json.dumps(_attack(chance) | {name: value}).encode()
+
+
+BODIES = (_injected, _exploding, _hinting, _spoilt, _named)
