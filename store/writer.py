@@ -162,7 +162,8 @@ class Writer:
         tx = self._store.begin()
         if tx is None:
             self._refuse_overdue("another process holds the write lock")
-            self._again_after(LOCK_RETRY_S)
+            if self._queue:
+                self._again_after(LOCK_RETRY_S)
             return
         self._batch = next_batch(self._queue)
         if self._store.run(tx, self._batch):

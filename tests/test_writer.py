@@ -160,6 +160,23 @@ def test_a_lock_held_too_long_is_refused_not_waited_for(
     assert notes(store) == ["b"]
 
 
+def test_after_a_refusal_for_the_lock_nothing_takes_it_while_nothing_waits(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer_module, "WAIT_S_MAX", 0.05)
+
+    async def use(writer: Writer) -> None:
+        holder = await hold(store)
+        with pytest.raises(Unavailable, match="lock"):
+            await writer.submit(noting("a"))
+        await let_go(holder)
+        await let_go(await hold(store))
+        assert writer.trouble() is None
+        assert not store.db.in_transaction
+
+    with_writer(store, use)
+
+
 async def until(true: Callable[[], bool]) -> None:
     async with asyncio.timeout(10):
         while not true():  # noqa: ASYNC110  the writer has no event to wait for
