@@ -93,6 +93,8 @@ class Writer:
         self._broken = False
         self._stopped: str | None = None
         self._due_waiting = 0
+        #: None of the last due ones was written yet: only the timer has them run again.
+        self._due_stuck = False
         self._started = self._window_started = self._loop.time()
         self._held_s = 0.0
         self._look_for_due()
@@ -238,9 +240,10 @@ class Writer:
     def _look_for_due(self) -> None:
         # A commit by the app can make events due, and so can the clock.
         self._due_timer = self._loop.call_later(DUE_EVERY_S, self._look_for_due)
+        self._due_stuck = False
         if self._handed_over is not None:
             self._refuse_overdue("the disk takes too long to write")
-        elif not self._broken:
+        else:
             self._enqueue_due()
         self._schedule()
 
@@ -251,22 +254,25 @@ class Writer:
 
     def _enqueue_due(self) -> None:
         # The last ones first: until they are settled they would only be found again.
-        if self._due_waiting or self._handed_over is not None or self._stopped is not None:
+        if self._due_waiting or self._due_stuck:
+            return
+        if self._broken or self._handed_over is not None or self._stopped is not None:
             return
         for job in self._store.look(self._due) or ():
             future: asyncio.Future[Any] = self._loop.create_future()
             future.add_done_callback(self._due_done)
             self._queue.append(_Waiting(job.run, job.keep, future, float("inf")))
             self._due_waiting += 1
+            self._due_stuck = True
 
     def _due_done(self, future: "asyncio.Future[Any]") -> None:
         # Nobody waits for a due event: its outcome is in its row. What could not be written is
         # due still, and found again.
         self._due_waiting -= 1
-        written = not future.cancelled() and future.exception() is None
-        if self._due_waiting == 0 and written and self._stopped is None:
-            self._enqueue_due()
-            self._schedule()
+        if not future.cancelled() and future.exception() is None:
+            self._due_stuck = False
+        self._enqueue_due()
+        self._schedule()
 
     def _refuse_overdue(self, why: str) -> None:
         now = self._loop.time()
