@@ -120,9 +120,10 @@ class Writer:
     async def close(self) -> None:
         """Write what was accepted, then accept nothing more."""
         # What is due stays due in the file, and nobody waits for it.
+        self._due = lambda snapshot, now_ms: ()
         self._queue = deque(job for job in self._queue if not job.is_due)
-        while (waiting := [*self._batch, *self._queue]) and self._stopped is None:
-            await asyncio.wait([waiting[-1].future])
+        while self._stopped is None and (waiting := self._unanswered()):
+            await asyncio.wait(waiting[-1:])
         self._stop("the server is stopping")
         while self._handed_over is not None:
             await asyncio.wait([self._handed_over])
@@ -137,6 +138,9 @@ class Writer:
         if self._broken:
             return "the file could not be written"
         return self._refusal()
+
+    def _unanswered(self) -> "list[asyncio.Future[Any]]":
+        return [job.future for job in (*self._batch, *self._queue) if not job.future.done()]
 
     def _refusal(self) -> str | None:
         if self._stopped is not None:

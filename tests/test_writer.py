@@ -436,6 +436,56 @@ def test_close_writes_what_was_accepted(store: Store) -> None:
     assert len(notes(store)) == 300
 
 
+def test_close_leaves_what_is_due_to_the_next_start(store: Store) -> None:
+    left = [f"due-{n}" for n in range(50)]
+
+    def due(snapshot: Snapshot, now_ms: int) -> Sequence[Job[Any]]:
+        return [Job(functools.partial(take, text=text)) for text in left[:2]]
+
+    def take(tx: Tx, text: str) -> str:
+        left.remove(text)
+        return note(tx, text)
+
+    async def use(writer: Writer) -> None:
+        await until(lambda: writer._handed_over is not None)
+
+    with_writer(store, use, due=due)
+
+    assert len(left) == 48
+
+
+def test_close_sleeps_while_a_disk_hangs_under_what_was_refused(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer_module, "WAIT_S_MAX", 0.05)
+    monkeypatch.setattr(writer_module, "DUE_EVERY_S", 0.02)
+    answers = threading.Event()
+    turns: list[int] = []
+
+    async def use(writer: Writer) -> None:
+        store.db.set_commit_hook(lambda: not answers.wait(60))
+        with pytest.raises(Unavailable, match="the disk takes too long"):
+            await writer.submit(noting("a"))
+        closing = asyncio.ensure_future(writer.close())
+        wait = asyncio.wait
+
+        async def counted(*of: Any) -> object:
+            turns.append(1)
+            return await wait(*of)
+
+        monkeypatch.setattr(asyncio, "wait", counted)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        answers.set()
+        await closing
+
+    try:
+        with_writer(store, use)
+    finally:
+        answers.set()
+    assert len(turns) <= 2
+
+
 def test_saturation_leaves_gaps_for_other_processes(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
