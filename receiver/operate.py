@@ -161,7 +161,7 @@ def attribute(tx: Tx, row: int, workspace: str, by: By) -> None:
 def replay(
     store: Store, processor: Processor, rows: Sequence[int], by: By
 ) -> Iterator[list[Replayed]]:
-    """Run stored events again, each in a savepoint of its own; yields as batches commit."""
+    """Run stored events again, each by a job of its own; yields as batches commit."""
     for start in range(0, len(rows), DUE_MAX):
         if start:
             time.sleep(GAP_S)

@@ -24,7 +24,7 @@ from store.operations import Key
 from store.parked import Fact
 from store.tallies import What
 
-#: Due events applied in one go, each in its own savepoint.
+#: Due events applied in one go, each by a job of its own.
 DUE_MAX = 100
 
 #: Text kept of a reason, in characters.
