@@ -234,7 +234,7 @@ def key_text(value: object, what: str) -> str:
 
 
 class Parsed(msgspec.Struct, frozen=True, eq=False):
-    """An expression; `search` takes a document, and is None where its steps say all."""
+    """An expression; `search` is None where its steps say all."""
 
     tree: Node
     search: Finder | None = None
@@ -243,7 +243,7 @@ class Parsed(msgspec.Struct, frozen=True, eq=False):
 def _parse(expression: str) -> Parsed:
     if len(expression) > EXPRESSION_CHARS_MAX:
         raise ValueError(f"is longer than {EXPRESSION_CHARS_MAX} characters (use a shorter path)")
-    if _PLAIN(expression):
+    if _PLAIN.fullmatch(expression):
         return Parsed(_plain_tree(expression))
     # Most paths are plain, and the library is slow to import and to parse.
     from receiver import expressions
@@ -764,7 +764,7 @@ _OPERATORS_ELSEWHERE = {
 # Names and indexes alone: what most paths are.
 _PLAIN = re.compile(
     r"[A-Za-z_][A-Za-z0-9_]*(?:\[\d{1,6}\])*(?:\.[A-Za-z_][A-Za-z0-9_]*(?:\[\d{1,6}\])*)*", re.ASCII
-).fullmatch
+)
 _PLAIN_STEP = re.compile(r"([A-Za-z_]\w*)|\[(\d+)\]", re.ASCII)
 _UNPRINTABLE = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u2028\\u2029\\ud800-\\udfff]")
 # Few configs and events need these: compiled by their first use, like others that are texts.
