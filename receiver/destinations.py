@@ -165,7 +165,7 @@ class Senders:
         A name that does not resolve may take the resolver's time on top, a program that ignores
         SIGTERM the grace it gets.
         """
-        # Each way is imported where a message goes it, not by every start: see `prepare`.
+        # Each way is imported where a message goes it, not by every start: see `import_way`.
         match destination:
             case Http():
                 return self._to_urls().send(destination, owed, now_ms)
@@ -196,7 +196,7 @@ class Senders:
             return self._http
 
 
-def prepare(destination: Destination) -> None:
+def import_way(destination: Destination) -> None:
     """Import what sends there, before there is a message that would have to wait for it."""
     ways = {Http: "send_http", Email: "send_email", Command: "send_command"}
     importlib.import_module(f"receiver.{ways[type(destination)]}")

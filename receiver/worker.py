@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from receiver import dispatch, process
 from receiver.config import Settings
-from receiver.destinations import Destination, Later, Result, Senders, Unknown, one_line, prepare
+from receiver.destinations import Destination, Later, Result, Senders, Unknown, import_way, one_line
 from receiver.dispatch import LEASE_SPARE_S, Leased
 from receiver.handlers import place_of
 from receiver.logs import log, trail_of
@@ -353,7 +353,7 @@ class Messages(Outward):
         if destination is None:
             # A reload took it away; what is owed to it waits for it to come back.
             return None
-        prepare(destination)
+        import_way(destination)
         paused_s = self.paused_s()
         if paused_s > 0:
             return paused_s
