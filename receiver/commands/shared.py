@@ -204,9 +204,9 @@ def acting(settings: "Settings") -> Iterator[tuple["Store", str]]:
 
 def next_step(words: str, config: Path) -> None:
     """What to try next; each command in backquotes names the same config, if that is needed."""
-    found_without = config in PLACES or "RECEIVER_CONFIG" in os.environ
     import shlex
 
+    found_without = config in PLACES or "RECEIVER_CONFIG" in os.environ
     option = "" if found_without else f" -c {shlex.quote(str(config))}"
     console.hint(re.sub(r"`(receiver [^`]+)`", lambda found: f"`{found[1]}{option}`", words))
 
