@@ -112,7 +112,8 @@ class Commands(Listed):
 
         if not standalone_mode:
             return run()
-        # What is imported stays: looking for garbage in it would be a tenth of every command.
+        # What is imported stays, and a decoded body makes hundreds of containers, none of them in a
+        # cycle: looking for garbage would be a tenth of every command, and more of a server.
         gc.set_threshold(COLLECT_AFTER)
         for stream in (sys.stdout, sys.stderr):
             # A terminal that can't show a character gets its escape.

@@ -44,8 +44,6 @@ from store.writer import Writer
 
 T = TypeVar("T")
 
-#: Containers made and not freed before the garbage collector looks for cycles.
-COLLECT_AFTER = 20_000
 #: Seconds that a thread may hold the interpreter while another waits for it, as the one that
 #: committed does: Python's own 5 ms would be as much as the commit.
 SWITCH_S = 0.0005
@@ -101,7 +99,9 @@ def serve(
     """
     processor = Processor.load(config.load(config_path))
     settings = processor.settings
-    spare_collector()
+    # What is made by now stays, so it is never looked at for garbage. Not collected before: that
+    # would be a tenth of the start, for what a megabyte holds.
+    gc.freeze()
     sys.setswitchinterval(SWITCH_S)
 
     def clock() -> int:
@@ -123,17 +123,6 @@ def serve(
         logs.flush_regularly(runner.get_loop())
         runner.run(_serve(processor, store, clock, limits, sockets, ready))
     return 0
-
-
-def spare_collector() -> None:
-    """Let the garbage collector look less often, and never at what stays for good.
-
-    Each decoded body makes hundreds of containers, none of them in a cycle: at Python's own
-    threshold they are traversed for nothing after every other delivery.
-    """
-    # Not collected before: that would be a tenth of the start, for what a megabyte holds.
-    gc.freeze()
-    gc.set_threshold(COLLECT_AFTER)
 
 
 async def _serve(
