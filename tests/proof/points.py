@@ -14,9 +14,8 @@ import apsw
 
 from store import copies, integrity, schema
 from store.database import snapshot
-from tests.conftest import stripe_body
 from tests.processes import Now, Peer, Place, Running, destination, peering, placing
-from tests.proof.story import LATER, later_version
+from tests.proof.story import LATER, Fact, checkout, feedback, invoice, later_version
 
 #: The clock of whoever comes after the kill is ahead by more than any lease lasts, in seconds.
 AHEAD_S = 400
@@ -67,28 +66,11 @@ insert into app_workspaces values ('acme', 0), ('bistro', 0) on conflict do noth
 NO_APP_TABLES = "drop table workspaces; drop table plan_history; drop table poison"
 
 
-class Fact(NamedTuple):
-    """A delivery as the sender knows it."""
-
-    source: str
-    body: bytes
-
-
-def _invoice(number: int, customer: str) -> Fact:
-    fields = {"id": f"in_{number}", "customer": customer}
-    return Fact("stripe", stripe_body(f"evt_{number}", "invoice.paid", **fields))
-
-
-def _checkout(customer: str, workspace: str) -> Fact:
-    fields = {"customer": customer, "workspace": workspace}
-    return Fact("stripe", stripe_body(f"evt_{customer}", "checkout.session.completed", **fields))
-
-
-FEEDBACK = Fact("queue", stripe_body("evt_f", "feedback.created", id="f_1", text="slow " * 2_000))
+FEEDBACK = feedback(1)
 #: What is in the file before anybody is killed; the last one is parked.
-EARLIER = (_checkout("cus_1", "acme"), _invoice(1, "cus_1"), _invoice(2, "cus_2"))
-NEW = _invoice(3, "cus_1")
-LINK = _checkout("cus_2", "bistro")
+EARLIER = (checkout("cus_1", "acme"), invoice(1, "cus_1"), invoice(2, "cus_2"))
+NEW = invoice(3, "cus_1")
+LINK = checkout("cus_2", "bistro")
 FACTS = (*EARLIER, NEW, LINK, FEEDBACK)
 GRANTED = {("in_1", "acme", 100), ("in_2", "bistro", 100), ("in_3", "acme", 100)}
 COUNTED = [("acme", 2), ("bistro", 1)]

@@ -165,7 +165,7 @@ def _fact(source: str, event_id: str, type: str, **of: Any) -> Fact:
     return Fact(source, event_id, stripe_body(event_id, type, **of))
 
 
-def _invoice(number: int, customer: str, second: str = "") -> Fact:
+def invoice(number: int, customer: str, second: str = "") -> Fact:
     type = "invoice.payment_succeeded" if second else "invoice.paid"
     event_id = f"evt_{number}{second}"
     return _fact("stripe", event_id, type, id=f"in_{number}", customer=customer)
@@ -176,34 +176,34 @@ def _refund(number: int, invoice: int, credits: int) -> Fact:
     return _fact("stripe", f"evt_refund_{number}", "credit_note.created", **of)
 
 
-def _checkout(customer: str, workspace: str) -> Fact:
+def checkout(customer: str, workspace: str) -> Fact:
     of = {"customer": customer, "workspace": workspace}
     return _fact("stripe", f"evt_{customer}", "checkout.session.completed", **of)
 
 
-def _feedback(number: int) -> Fact:
+def feedback(number: int) -> Fact:
     text = "slow " * 400
     return _fact("queue", f"evt_f{number}", "feedback.created", id=f"f_{number}", text=text)
 
 
 #: Everything that the senders have to tell, in the order in which they do.
 FACTS = (
-    _invoice(1, "cus_a"),
-    _checkout("cus_a", "acme"),
-    _invoice(2, "cus_a"),
-    _invoice(2, "cus_a", "_again"),
-    _feedback(1),
+    invoice(1, "cus_a"),
+    checkout("cus_a", "acme"),
+    invoice(2, "cus_a"),
+    invoice(2, "cus_a", "_again"),
+    feedback(1),
     _refund(1, 1, 30),
     # Its grant comes later.
     _refund(2, 4, 10),
-    _invoice(3, "cus_b"),
-    _invoice(4, "cus_a"),
-    _feedback(2),
-    _checkout("cus_c", "city"),
-    _invoice(5, "cus_c"),
-    _invoice(6, "cus_c"),
+    invoice(3, "cus_b"),
+    invoice(4, "cus_a"),
+    feedback(2),
+    checkout("cus_c", "city"),
+    invoice(5, "cus_c"),
+    invoice(6, "cus_c"),
     _refund(3, 5, 100),
-    _invoice(7, "cus_nobody"),
+    invoice(7, "cus_nobody"),
 )
 SPENT = (("r-1", 25), ("r-2", 40))
 
