@@ -274,6 +274,7 @@ class Deliveries:
         outcome = await app.writer.submit(
             functools.partial(processor.receive, events=judged, request_id=request_id),
             functools.partial(processor.keep, events=judged, request_id=request_id),
+            hurried=True,
         )
         app.tally.deliver(source.name, outcome.word, judged[0].secret, received_ms)
         log_delivery(judged, outcome, request_id, started)

@@ -35,7 +35,7 @@ DueJobs = Callable[[Snapshot, int], Sequence[Job[Any]]]
 class _Waiting(Job[T]):
     """A job with somebody waiting for its result."""
 
-    __slots__ = ("deadline", "future")
+    __slots__ = ("deadline", "future", "hurried")
 
     def __init__(
         self,
@@ -43,10 +43,12 @@ class _Waiting(Job[T]):
         keep: Callable[[Tx, str], T] | None,
         future: "asyncio.Future[T]",
         deadline: float,
+        hurried: bool = False,
     ) -> None:
         super().__init__(run, keep)
         self.future = future
         self.deadline = deadline
+        self.hurried = hurried
 
     @property
     def is_due(self) -> bool:
@@ -100,12 +102,18 @@ class Writer:
         self._look_for_due()
 
     def submit(
-        self, run: Callable[[Tx], T], keep: Callable[[Tx, str], T] | None = None
+        self,
+        run: Callable[[Tx], T],
+        keep: Callable[[Tx, str], T] | None = None,
+        *,
+        hurried: bool = False,
     ) -> "asyncio.Future[T]":
         """Run in the next batch; the future is resolved once the commit is durable.
 
         `keep` runs instead when `run` has ended the whole transaction twice. The future gets
-        what `run` raised, or Unavailable when nothing can be acknowledged.
+        what `run` raised, or Unavailable when nothing can be acknowledged. One that is `hurried`
+        gets it also while its own commit takes too long, and may be durable all the same; the
+        others wait to know.
         """
         future: asyncio.Future[T] = self._loop.create_future()
         refusal = self._refusal()
@@ -113,7 +121,7 @@ class Writer:
             future.set_exception(Unavailable(refusal))
             return future
         deadline = self._loop.time() + WAIT_S_MAX
-        self._queue.append(_Waiting(run, keep, future, deadline))
+        self._queue.append(_Waiting(run, keep, future, deadline, hurried))
         self._schedule()
         return future
 
@@ -280,7 +288,8 @@ class Writer:
 
     def _refuse_overdue(self, why: str) -> None:
         now = self._loop.time()
-        _refuse([job for job in (*self._batch, *self._queue) if job.deadline < now], why)
+        hurried = [job for job in self._batch if job.hurried]
+        _refuse([job for job in (*hurried, *self._queue) if job.deadline < now], why)
         self._queue = deque(job for job in self._queue if job.deadline >= now)
 
     def _refuse_all(self, why: str) -> None:

@@ -217,8 +217,8 @@ def test_a_disk_that_hangs_costs_a_refusal_and_not_the_loop(
 
     async def use(writer: Writer) -> str:
         store.db.set_commit_hook(lambda: not answers.wait(60))
-        under_way = writer.submit(noting("a"))
-        behind = writer.submit(noting("b"))
+        under_way = writer.submit(noting("a"), hurried=True)
+        behind = writer.submit(noting("b"), hurried=True)
         await asyncio.sleep(0)
         later = writer.submit(noting("c"))
         for job in (under_way, behind, later):
@@ -235,6 +235,29 @@ def test_a_disk_that_hangs_costs_a_refusal_and_not_the_loop(
     # What was under way may be durable all the same; what waited behind it is not.
     store.db.set_commit_hook(None)
     assert notes(store) == ["a", "b", "d"]
+
+
+def test_who_is_not_hurried_learns_how_a_commit_that_took_long_has_ended(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that is told that its lease was not written leaves the work to nobody."""
+    monkeypatch.setattr(writer_module, "WAIT_S_MAX", 0.05)
+    monkeypatch.setattr(writer_module, "DUE_EVERY_S", 0.02)
+    answers = threading.Event()
+
+    async def use(writer: Writer) -> str:
+        store.db.set_commit_hook(lambda: not answers.wait(60))
+        hurried = writer.submit(noting("a"), hurried=True)
+        patient = writer.submit(noting("b"))
+        with pytest.raises(Unavailable, match="the disk takes too long"):
+            await hurried
+        answers.set()
+        return await patient
+
+    try:
+        assert with_writer(store, use) == "b"
+    finally:
+        answers.set()
 
 
 def test_a_replaced_wal_means_nothing_more_is_acknowledged(store: Store, tmp_path: Path) -> None:
@@ -465,7 +488,7 @@ def test_close_sleeps_while_a_disk_hangs_under_what_was_refused(
     async def use(writer: Writer) -> None:
         store.db.set_commit_hook(lambda: not answers.wait(60))
         with pytest.raises(Unavailable, match="the disk takes too long"):
-            await writer.submit(noting("a"))
+            await writer.submit(noting("a"), hurried=True)
         closing = asyncio.ensure_future(writer.close())
         wait = asyncio.wait
 
