@@ -188,7 +188,8 @@ class Writer:
     def _committed(self, durable: bool) -> None:
         batch, self._batch = self._batch, []
         if not durable:
-            batch = put_back(self._queue, batch)
+            # Not those that were refused meanwhile: nobody would learn how they end.
+            batch = put_back(self._queue, [job for job in batch if not job.future.done()])
         for job in batch:
             job.answer()
         held_s = self._loop.time() - self._started

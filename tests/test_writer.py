@@ -260,6 +260,34 @@ def test_who_is_not_hurried_learns_how_a_commit_that_took_long_has_ended(
         answers.set()
 
 
+def test_what_was_refused_is_not_run_again_when_its_commit_is_undone(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer_module, "WAIT_S_MAX", 0.05)
+    monkeypatch.setattr(writer_module, "DUE_EVERY_S", 0.02)
+    answers = threading.Event()
+    undone: list[int] = []
+
+    def refuse() -> bool:
+        # To SQLite that is a constraint, like those that are looked at last.
+        answers.wait(60)
+        undone.append(1)
+        return True
+
+    async def use(writer: Writer) -> None:
+        store.db.set_commit_hook(refuse)
+        with pytest.raises(Unavailable, match="the disk takes too long"):
+            await writer.submit(noting("a"), hurried=True)
+        answers.set()
+        await until(lambda: not writer.waiting)
+
+    try:
+        with_writer(store, use)
+    finally:
+        answers.set()
+    assert len(undone) == 1
+
+
 def test_a_replaced_wal_means_nothing_more_is_acknowledged(store: Store, tmp_path: Path) -> None:
     fatal: list[str] = []
 
