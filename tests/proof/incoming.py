@@ -66,9 +66,7 @@ def read(text: bytes, received_ms: int) -> Delivery:
 
 def verification() -> Made:
     """Deliveries that nobody signed: none is taken but those whose facts a sender once signed."""
-    contracts = [
-        Contract("x", "x", presets.get(one["provider"]), vectors.secrets(one)) for one in VECTORS
-    ]
+    contracts = _contracts()
     given = [vectors.delivery(vector) for vector in VECTORS]
     known: dict[str, set[tuple[str, str]]] = {}
     for contract, delivery in zip(contracts, given, strict=True):
@@ -102,6 +100,13 @@ def verification() -> Made:
         for number, one in enumerate(given)
     ]
     return run, seeds
+
+
+def _contracts() -> list[Contract]:
+    """Each vector's."""
+    return [
+        Contract("x", "x", presets.get(one["provider"]), vectors.secrets(one)) for one in VECTORS
+    ]
 
 
 def _signed(event: Event) -> tuple[str, str]:
@@ -409,9 +414,7 @@ def heads(folder: Path) -> Made:
 
 def explanations() -> Made:
     """Deliveries of which the operator asks why they were refused."""
-    contracts = [
-        Contract("x", "x", presets.get(one["provider"]), vectors.secrets(one)) for one in VECTORS
-    ]
+    contracts = _contracts()
     _, seeds = verification()
 
     def run(text: bytes) -> None:
