@@ -135,7 +135,7 @@ def _machine(asked: argparse.Namespace) -> Iterator[Part]:
     for number, name in enumerate(names):
         faults += meet(name)
         show(number)
-    yield Part("faults of the machine", f"{len(names)} faults", faults)
+    yield Part("faults of the machine", f"{len(names)} met", faults)
 
 
 def _kills(asked: argparse.Namespace) -> Iterator[Part]:
