@@ -9,9 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.service import Service, Start, checkout, services
-
-ROOT = Path(__file__).parents[1]
+from tests.service import ROOT, Service, Start, checkout, services
 
 # Slow to import, and not for everybody.
 SENDING = {"urllib3", "smtplib", "receiver.send_http", "receiver.send_email", "receiver.client"}
