@@ -33,7 +33,8 @@ boot() {
     for hierarchy in /sys/fs/cgroup/{unified,systemd,}; do
       [[ -d $hierarchy/receiver-test-$$ ]] && echo "$BASHPID" >"$hierarchy/receiver-test-$$/cgroup.procs"
     done
-    SYSTEMD_NSPAWN_UNIFIED_HIERARCHY=1 exec systemd-nspawn --quiet --boot --directory="$ROOT/tree" \
+    # It must not outlive us, however we end.
+    SYSTEMD_NSPAWN_UNIFIED_HIERARCHY=1 exec setpriv --pdeathsig TERM systemd-nspawn --quiet --boot --directory="$ROOT/tree" \
       --machine="receiver-test-$$" --register=no --keep-unit --private-network --link-journal=no \
       --capability=all --bind-ro="$share:/share"
   ) </dev/null >"$WORK/console" 2>&1 &
