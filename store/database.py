@@ -310,7 +310,11 @@ class Store:
         """Start a transaction, or None while another process holds the lock."""
         try:
             self.db.execute("begin immediate")
-        except apsw.BusyError:
+        except apsw.BusyError as error:
+            if getattr(error, "extendedresult", 0) == apsw.SQLITE_BUSY_SNAPSHOT:
+                # A statement that was dropped while another thread used the connection stays open,
+                # and with it the state that it read, for ever.
+                raise Unavailable("a read was left open in an older state of the file") from error
             return None
         except _ENGINE_ERRORS as error:
             raise Unavailable(_words(error)) from error

@@ -24,9 +24,10 @@ HOLDER = """
 import sqlite3, sys
 db = sqlite3.connect(sys.argv[1], isolation_level=None)
 db.execute("begin immediate")
+db.execute(sys.argv[2])
 print("held", flush=True)
 sys.stdin.readline()
-db.execute("rollback")
+db.execute("commit")
 """
 
 
@@ -190,12 +191,13 @@ async def run(*command: str) -> bytes:
     return output
 
 
-async def hold(store: Store) -> asyncio.subprocess.Process:
+async def hold(store: Store, sql: str = "select 1") -> asyncio.subprocess.Process:
     holder = await asyncio.create_subprocess_exec(
         sys.executable,
         "-c",
         HOLDER,
         store.path,
+        sql,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )
@@ -407,6 +409,42 @@ def test_a_full_disk_refuses_and_the_next_delivery_after_it_is_written(store: St
 
     with_writer(store, use)
     assert notes(store) == ["before", "after"]
+
+
+def test_a_statement_dropped_during_a_commit_does_not_lock_the_writer_out(store: Store) -> None:
+    """apsw can't end it then, and the connection goes on reading what was there before."""
+    dropped = threading.Event()
+    committing = threading.Event()
+    kept: list[object] = []
+
+    def leave_open(tx: Tx) -> None:
+        note(tx, "a")
+        note(tx, "b")
+        reading = tx.db.execute("select text from notes")
+        next(reading)
+        kept.append(reading)
+
+    def wait() -> bool:
+        committing.set()
+        return not dropped.wait(60)
+
+    async def use(writer: Writer) -> None:
+        store.db.set_commit_hook(wait)
+        leaving = writer.submit(leave_open)
+        await until(committing.is_set)
+        kept.clear()
+        dropped.set()
+        await leaving
+        await let_go(await hold(store, "insert into notes values ('theirs')"))
+        with pytest.raises(Unavailable, match="left open"):
+            await writer.submit(noting("c"))
+        assert await writer.submit(noting("d")) == "d"
+
+    try:
+        with_writer(store, use)
+    finally:
+        dropped.set()
+    assert notes(store) == ["a", "b", "theirs", "d"]
 
 
 def test_due_jobs_are_drained_in_turn_and_then_left_alone(store: Store) -> None:
