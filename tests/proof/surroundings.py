@@ -247,10 +247,10 @@ def _no_memory(scene: Scene) -> None:
         for wire, body in zip(opened, bodies, strict=True):
             with contextlib.suppress(OSError):
                 wire.send(stripe_request(body))
-        time.sleep(1)
-    scene.ask(1)
+        # The line is that of whoever wanted more: the delivery, its connection, or SQLite.
+        told = re.compile("error=MemoryError|out of memory")
+        until(lambda: scene.service.has_ended() or told.search(scene.service.log) is not None)
     if not scene.service.has_ended():
-        scene.wait_for_line("error=MemoryError .*answered 503")
         resource.prlimit(pid, resource.RLIMIT_AS, before)
     scene.take(3)
     scene.assert_kept()
