@@ -291,7 +291,8 @@ def test_neither_a_hanging_nor_a_dead_destination_delays_another(
         assert place.post(server, "stripe", body) == (200, "done")
 
         until(lambda: len(peer.seen) == 20)
-        assert peer.seen[-1].at_s - started < 1
+        # What waited for the hanging one would come after its 20 s.
+        assert peer.seen[-1].at_s - started < 10
         # Two at a time is all that one destination gets.
         assert len(hanging.seen) == 2
 
