@@ -1,6 +1,7 @@
 """Runs the benchmark: `python -m tests.bench [--quick] [--rounds N] [--only PART]`."""
 
 import argparse
+import os
 import shutil
 import sys
 import tempfile
@@ -38,6 +39,8 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, default=Path(".bench"), help="for the large file")
     parser.add_argument("--results", type=Path, help="write the table there, too")
     asked = parser.parse_args()
+    # k6 is a package of this environment.
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     missing = [tool for tool in TOOLS if shutil.which(tool) is None]
     if missing:
         print(f"missing: {', '.join(missing)} (Debian: apt-get install wrk webhook gcc)")
