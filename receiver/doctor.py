@@ -219,7 +219,7 @@ def _syncs(syncs: Syncs | None) -> Iterator[Finding]:
     if syncs is None:
         return
     words = (
-        f"disk: a commit is durable in {syncs.median_ms:.2g} ms (longest {syncs.longest_ms:.2g})"
+        f"disk: a commit is durable in {syncs.median_ms:.1f} ms (longest {syncs.longest_ms:.1f})"
     )
     if syncs.median_ms > SYNC_SLOW_MS:
         yield _warning(

@@ -12,7 +12,7 @@ import msgspec
 
 from receiver.operate import By, Declined
 from store import audit, backups, copies, integrity
-from store.backups import Facts, Lost
+from store.backups import Backup, Facts, Lost
 from store.database import Tx, exists, snapshot
 from store.errors import NewerFile, StoreError
 from store.replace import alone, replace
@@ -90,6 +90,9 @@ def note(tx: Tx, plan: Plan, aside: Path | None, by: By) -> None:
     lost = None if plan.lost is None else msgspec.structs.asdict(plan.lost)
     detail = {"backup": str(plan.backup), "kept": str(aside) if aside else None, "lost": lost}
     audit.add(tx, by.actor, "restore", "database", by.reason, json.dumps(detail))
+    # The copy was made before its file could know of it, and is the last one now.
+    copied = Backup(plan.facts.copied_ms, str(plan.backup), plan.facts.bytes, tx.now_ms)
+    backups.add(tx, copied)
 
 
 def _bring(source: BinaryIO, part: Path, mode: int) -> None:

@@ -44,12 +44,13 @@ def last(snapshot: Snapshot) -> Backup | None:
 class Facts(msgspec.Struct, frozen=True):
     """What is in a whole copy.
 
-    `made_ms` is when the file that it is of got its tables.
+    `copied_ms` is when it was written, and `made_ms` when the file that it is of got its tables.
     `faults` are books that do not balance and references that lead nowhere: the copy is as the
     file was.
     """
 
     bytes: int
+    copied_ms: int
     has_checksum: bool
     version: int
     made_ms: int
@@ -105,8 +106,10 @@ def _facts(seen: Snapshot, path: Path, has_checksum: bool) -> Facts:
     except NewerFile as error:
         raise StoreError(f"{path}: {error}") from error
     count, last_ms = next(seen.db.execute("select count(*), max(received_ms) from receiver_events"))
+    status = path.stat()
     return Facts(
-        bytes=path.stat().st_size,
+        bytes=status.st_size,
+        copied_ms=status.st_mtime_ns // 1_000_000,
         has_checksum=has_checksum,
         version=version,
         made_ms=counts.made_ms(seen),

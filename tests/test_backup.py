@@ -15,7 +15,7 @@ import pytest
 from receiver import caller
 from receiver.backup import is_ours
 from receiver.config import load
-from store import copies, database
+from store import backups, copies, database
 from store.database import Store, Tx, snapshot
 from store.errors import StoreError
 from store.lock import path_of
@@ -469,7 +469,10 @@ def test_a_restore_says_what_is_lost_keeps_what_was_there_and_writes_it_down(
         assert seen.db.execute("select count(*) from receiver_events").get == 1
         assert kept.db.execute("select count(*) from receiver_events").get == 2
         acts = list(seen.db.execute("select action, reason from receiver_audit"))
+        last = backups.last(seen)
     assert acts == [("restore", "a test")]
+    assert last is not None
+    assert last.path == str(made)
     assert stat.S_IMODE(database.stat().st_mode) == 0o600
     reopen(world)
 
