@@ -279,8 +279,9 @@ create table receiver_ledger (
   check (target_operation is null or amount < 0)
 ) strict, without rowid;
 
-create index receiver_ledger_reversals
-  on receiver_ledger (source, account, target_subject, target_operation)
+-- The rest of the key follows by itself. Begun with the source and account, it would be passed over
+-- for the primary key, of which they choose next to nothing.
+create index receiver_ledger_reversals on receiver_ledger (target_subject, target_operation)
   where target_operation is not null;
 -- With all that a sum takes, and in the order of a listing.
 create index receiver_ledger_workspace on receiver_ledger (workspace, unit, created_ms, amount);
