@@ -134,6 +134,7 @@ endef
 # The environment is made afresh when the pins change, so that no package stays from earlier ones.
 $(RUNTIME): pyproject.toml .ci/runtime.lock
 	$(CHECK_PYTHON)
+	@echo "setting up $(VENV), once: it takes a minute or more"
 	$(PYTHON) -m venv --clear $(VENV)
 	$(VENV)/bin/python -m pip install $(PIP_FLAGS) --require-hashes --requirement .ci/runtime.lock
 	$(INSTALL_SELF)

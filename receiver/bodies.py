@@ -360,6 +360,16 @@ CUSTOMERS: Mapping[str, str] = MappingProxyType(
         "paypal": "resource.custom_id",
     }
 )
+
+
+def customer_at(scheme: str, type: str) -> str:
+    """Where a body of that type says whose it is, as a path."""
+    # The customer itself, unlike what it has: customer.subscription.updated.
+    if scheme == "stripe" and type.startswith("customer.") and type.count(".") == 1:
+        return "data.object.id"
+    return CUSTOMERS.get(scheme, "customer")
+
+
 _STRIPE: tuple[tuple[str, _Maker], ...] = (
     ("checkout.session.", _checkout),
     ("invoice.", _invoice),

@@ -205,9 +205,10 @@ class Run:
         if started_ms is not None:
             read = self._total().listed
             minutes = (now_ms - started_ms) // 60_000
+            told = ": what differed among them was told then" if read else ""
             self.tell.note(
-                f"goes on with the run that was cut off {minutes} min ago, {read} events read "
-                "then: what differed among them was told then"
+                f"goes on with the run that was cut off {minutes} min ago, "
+                f"{read} events read then{told}"
             )
 
     def _start(self, tx: Tx, now_ms: int, since_ms: int) -> int | None:

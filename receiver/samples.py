@@ -273,7 +273,7 @@ def _document(source: Source, wish: Wish, event_id: str) -> Any:
     document = _sample_of(preset, wish) if wish.body is None else _read(preset, wish.body)
     _stamp(document, source, wish, event_id)
     if wish.customer is not None:
-        change(document, bodies.CUSTOMERS.get(source.scheme, "customer"), wish.customer)
+        change(document, bodies.customer_at(source.scheme, wish.type), wish.customer)
     for path, value in wish.changes:
         change(document, path, value)
     return document

@@ -577,7 +577,8 @@ def _make_file(path: Path) -> None:
             raise StoreError(f"{path}: is not a file") from None
         return
     except OSError as error:
-        raise StoreError(f"{path}: can't be made: {error.strerror}") from error
+        why = f"is {path.parent} a folder that this user may write to? ({error.strerror})"
+        raise StoreError(f"{path}: can't be made; {why}") from error
     os.close(descriptor)
     # The name itself must survive a power cut, or the events in the file do not.
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

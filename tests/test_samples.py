@@ -170,6 +170,14 @@ def test_invoices_have_the_fields_that_the_shipped_rules_read(
     assert line["pricing"]["price_details"]["price"] == "price_basic"
 
 
+def test_the_customer_of_its_own_event_is_the_object_itself(event: Callable[..., Event]) -> None:
+    made: Any = event("stripe", "customer.created", customer="cus_9").document
+    has: Any = event("stripe", "customer.subscription.updated", customer="cus_9").document
+
+    assert made["data"]["object"]["id"] == "cus_9"
+    assert has["data"]["object"]["customer"] == "cus_9"
+
+
 @pytest.mark.parametrize(
     ("source", "place"),
     [
