@@ -70,6 +70,11 @@ def compose(*, sender: str, to: str, subject: str, text: str, name: str, created
     message["From"] = author
     message["To"] = _address(to, "to")
     message["Subject"] = mail.one_line_text(subject, "subject")
+    # The library reads encoded words (RFC 2047) in what it is given, and writes what they hold as
+    # it stands: a line break too, and with it a header of somebody else's.
+    for header in ("From", "To", "Subject"):
+        written: str = message[header].fold(policy=message.policy)
+        mail.one_line_text(written.removesuffix("\r\n").replace("\r\n ", " "), header.lower())
     message["Date"] = datetime.fromtimestamp(created_ms // 1000, UTC)
     message["Message-ID"] = f"<{name}@{author.domain}>"
     # Keeps out-of-office notes from answering (RFC 3834).

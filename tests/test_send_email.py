@@ -19,7 +19,8 @@ from aiosmtpd.smtp import SMTP, AuthResult, Envelope, Session
 
 from receiver import send_email
 from receiver.destinations import Email, Later, Never, Owed, Result, Senders, Sent, Unknown
-from receiver.select import Template
+from receiver.select import Template, Unjudgeable
+from receiver.send_email import compose
 from tests.conftest import NOW_MS
 from tests.far_side import (
     KEY,
@@ -194,6 +195,34 @@ def test_text_of_any_language_arrives_as_it_was() -> None:
     assert read.get_content().replace("\r\n", "\n") == text.replace("\r\n", "\n") + "\n"
     assert isinstance(post.taken[0].content, bytes)
     assert max(map(len, post.taken[0].content.split(b"\r\n"))) <= 998
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        {"subject": "=?utf-8?q?=0d=0aX-Evil:_1?="},
+        {"subject": "a =?utf-8?b?DQpYLUV2aWw6IDE=?= b"},
+        {"to": "=?utf-8?q?=0d=0aX-Evil:_1?= <ann@example.com>"},
+    ],
+)
+def test_an_encoded_word_can_not_begin_a_header(of: dict[str, str]) -> None:
+    given = {"to": "ann@example.com", "subject": "Invoice 1"} | of
+
+    with pytest.raises(Unjudgeable, match="holds a line break"):
+        compose(sender="us@example.com", text="t", name=KEY, created_ms=NOW_MS, **given)
+
+
+def test_an_encoded_word_without_a_line_break_is_a_subject_like_any_other() -> None:
+    message = compose(
+        sender="us@example.com",
+        to="ann@example.com",
+        subject="=?utf-8?q?gr=C3=BC=C3=9Fe?=",
+        text="t",
+        name=KEY,
+        created_ms=NOW_MS,
+    )
+
+    assert message["Subject"] == "grüße"
 
 
 def test_a_control_character_in_a_plain_text_is_encoded() -> None:
