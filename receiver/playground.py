@@ -27,7 +27,7 @@ PATH = f"/webhooks/{SOURCE}"
 #: the file.
 ANSWER_S = 5.0
 READY_S = 1.0
-START_S = 15.0
+START_S = 60.0
 STOP_S = 5.0
 DEATH_S = 1.0
 SEEN_S = 5.0
