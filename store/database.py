@@ -323,8 +323,8 @@ class Store:
     def run(self, tx: Tx, jobs: Sequence[Job[Any]]) -> bool:
         """Run jobs; False, with everything undone, if one raised or ended the transaction.
 
-        A savepoint for each would let the others stand, but nearly none needs it, and it costs
-        each a tenth. Raises Unavailable, with everything undone, when the disk failed.
+        A savepoint for each would let the others stand, but nearly none needs it, and it is two
+        statements more for each. Raises Unavailable, with everything undone, when the disk failed.
         """
         try:
             for job in jobs:
