@@ -535,12 +535,12 @@ def test_close_leaves_what_is_due_to_the_next_start(store: Store) -> None:
         left.remove(text)
         return note(tx, text)
 
-    async def use(writer: Writer) -> None:
+    async def use(writer: Writer) -> int:
         await until(lambda: writer._handed_over is not None)
+        return len(left)
 
-    with_writer(store, use, due=due)
-
-    assert len(left) == 48
+    # What is being committed was taken already; a quick disk may have had some before it.
+    assert with_writer(store, use, due=due) == len(left) > 0
 
 
 def test_close_sleeps_while_a_disk_hangs_under_what_was_refused(
