@@ -357,8 +357,8 @@ begin
   on conflict (workspace, unit) do update set balance = balance + excluded.balance;
 end;
 
--- Apart from the one above, and only where something waits: the list that `in` makes costs more
--- than all the rest of an insert.
+-- Apart from the one above, and only where something waits: `in` makes its list, in a table of its
+-- own, where that stays empty too.
 create trigger receiver_ledger_release after insert on receiver_ledger
 when exists (
   select 1 from receiver_parked
