@@ -280,6 +280,9 @@ class Server:
 
     def _reload(self) -> None:
         """Take the config file as it is now; a broken one changes nothing."""
+        if self._stop.is_set():
+            # It would start threads of a worker that has been stopped.
+            return
         self._notifier.reloading(time.monotonic_ns())
         path = self._settings.path
         status = f"the old config is in force: {path} has problems"

@@ -736,6 +736,19 @@ def test_a_second_signal_ends_the_wait_for_idle_connections(start: Start) -> Non
         assert time.monotonic() - started < 1.5
 
 
+def test_a_stopping_server_takes_no_other_config(start: Start) -> None:
+    server = start()
+    with server.wire() as idle:
+        assert idle.ask(b"GET / HTTP/1.1\r\n\r\n").status == 404
+        server.kill(signal.SIGTERM)
+        until(lambda: refuses(server.port))
+
+        server.kill(signal.SIGHUP)
+
+        assert server.ended() == 0
+    assert not [line for line in server.lines if "reload" in line]
+
+
 def test_restarts_behind_a_passed_socket_refuse_and_lose_nothing(
     start: Start, tmp_path: Path
 ) -> None:
