@@ -70,8 +70,9 @@ def compose(*, sender: str, to: str, subject: str, text: str, name: str, created
     message["From"] = author
     message["To"] = _address(to, "to")
     message["Subject"] = mail.one_line_text(subject, "subject")
-    # The library reads encoded words (RFC 2047) in what it is given, and writes what they hold as
-    # it stands: a line break too, and with it a header of somebody else's.
+    # Python 3.11's library reads encoded words (RFC 2047) in what it is given, and writes what they
+    # hold as it stands: a line break too, and with it a header of somebody else's. Later ones
+    # encode it again.
     for header in ("From", "To", "Subject"):
         written: str = message[header].fold(policy=message.policy)
         mail.one_line_text(written.removesuffix("\r\n").replace("\r\n ", " "), header.lower())

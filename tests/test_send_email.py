@@ -206,10 +206,18 @@ def test_text_of_any_language_arrives_as_it_was() -> None:
     ],
 )
 def test_an_encoded_word_can_not_begin_a_header(of: dict[str, str]) -> None:
-    given = {"to": "ann@example.com", "subject": "Invoice 1"} | of
+    def written(**given: str) -> list[str]:
+        given = {"to": "ann@example.com", "subject": "Invoice 1"} | given
+        mail = compose(sender="us@example.com", text="t", name=KEY, created_ms=NOW_MS, **given)
+        head = mail.as_bytes().partition(b"\r\n\r\n")[0].decode()
+        return [line.partition(":")[0] for line in head.split("\r\n") if line[:1] != " "]
 
-    with pytest.raises(Unjudgeable, match="holds a line break"):
-        compose(sender="us@example.com", text="t", name=KEY, created_ms=NOW_MS, **given)
+    try:
+        names = written(**of)
+    except Unjudgeable as refused:
+        assert "holds a line break" in str(refused)  # noqa: PT017  not every Python writes it
+    else:
+        assert names == written()
 
 
 def test_an_encoded_word_without_a_line_break_is_a_subject_like_any_other() -> None:
