@@ -8,9 +8,8 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
@@ -21,6 +20,7 @@ from tests.proof.machine import compare
 from tests.proof.mutants import MODEL_MUTANTS, MUTANTS
 from tests.proof.points import POINTS, kill_at
 from tests.proof.races import race
+from tests.proof.report import Part, record, tell
 from tests.proof.surroundings import FAULTS, FAULTS_OF_ROOT, meet
 from tests.proof.targets import TARGETS
 from tests.service import services
@@ -40,16 +40,8 @@ MUTANT_SEEDS = 3
 SHOW_S = 5.0
 
 
-class Part(NamedTuple):
-    """One line of the summary; `faults` in words, each with what makes it come again."""
-
-    name: str
-    done: str
-    faults: Sequence[str]
-
-
 class Progress:
-    """A line on stderr that is overwritten, now and then."""
+    """A line on stderr, now and then."""
 
     def __init__(self, name: str, of: int) -> None:
         self._name, self._of = name, of
@@ -115,7 +107,7 @@ def _mutants(asked: argparse.Namespace) -> Iterator[Part]:
         if not power.cut(broken, wanted, seed=asked.seed, at=at, faults_max=1).faults:
             missed.append(f"{name} is not found")
     found = len(MUTANTS) - len(missed)
-    yield Part("faults put in", f"{found} of {len(MUTANTS)} found", missed)
+    yield Part("mutants, by cuts", f"{found} of {len(MUTANTS)} found", missed)
 
 
 def _points(asked: argparse.Namespace) -> Iterator[Part]:
@@ -164,7 +156,7 @@ def _model(asked: argparse.Namespace) -> Iterator[Part]:
             if all(compare(seed, STEPS, shrink=False).fault is None for seed in seeds):
                 missed.append(f"{name} is not found")
     found = len(MODEL_MUTANTS) - len(missed)
-    yield Part("faults put in", f"{found} of {len(MODEL_MUTANTS)} found by the model", missed)
+    yield Part("mutants, by the model", f"{found} of {len(MODEL_MUTANTS)} found", missed)
 
 
 def _races(asked: argparse.Namespace) -> Iterator[Part]:
@@ -228,6 +220,7 @@ def main() -> int:
     parser.add_argument("--sources", type=int, default=SOURCES, help=f"unknown [{SOURCES:,}]")
     parser.add_argument("--minutes", type=int, default=0, help="at most, of fuzzing each target")
     parser.add_argument("--kept", type=Path, default=Path("build/fuzz"), help="folder of findings")
+    parser.add_argument("--results", type=Path, help="a file that keeps the last of each part")
     asked = parser.parse_args()
     logging.disable(logging.CRITICAL)
     # As after an interrupt, what was started is ended and what was written is removed.
@@ -237,17 +230,12 @@ def main() -> int:
     for name in asked.only or PARTS:
         started = time.monotonic()
         for part in PARTS[name](asked):
-            _tell(part, time.monotonic() - started)
+            tell(part, time.monotonic() - started)
+            if asked.results is not None:
+                record(asked.results, part, time.monotonic() - started, asked.seed)
             started = time.monotonic()
             faults += len(part.faults)
     return 1 if faults else 0
-
-
-def _tell(part: Part, seconds: float) -> None:
-    verdict = f"{len(part.faults)} FAULTS" if part.faults else "no fault"
-    print(f"{part.name:<24} {part.done:<56} {verdict:<10} {seconds:4.0f} s", flush=True)
-    for fault in part.faults:
-        print(f"    {fault}", flush=True)
 
 
 if __name__ == "__main__":
