@@ -13,7 +13,8 @@ PAUSE_FIRST_S, PAUSE_S_MAX = 1.0, 60.0
 #: How often a list is read anew because its place was lost.
 LOST_MAX = 3
 
-Wait = Callable[[float], None]
+#: Waits so many seconds, and is told why.
+Wait = Callable[[float, str], None]
 
 
 class Stopped(Exception):
@@ -131,6 +132,6 @@ def patiently(ask: Callable[[], Reply], wait: Wait) -> Reply:
         asked_s = max(pause_s, reply.retry_after_s or 0.0)
         if asked_s > PAUSE_S_MAX or attempt == ATTEMPTS_MAX - 1:
             return reply
-        wait(asked_s)
+        wait(asked_s, reply.why)
         pause_s = min(pause_s * 2, PAUSE_S_MAX)
     raise AssertionError("the last attempt returns")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from receiver.config import Source
 from receiver.logs import log
 from receiver.operate import By
-from receiver.pages import Stopped
+from receiver.pages import Stopped, Wait
 from receiver.process import Processor
 from receiver.reconcile import Asked, Difference, Means, Run, owner_here
 from store import inbox, reconciles
@@ -38,7 +38,7 @@ def catch_up(
     hours = silent_ms // 3_600_000
     log.warning("silent, so it is reconciled", source=source.name, hours=hours)
 
-    def pause(seconds: float) -> None:
+    def pause(seconds: float, why: str) -> None:
         if not wait(seconds):
             raise Stopped("the worker is stopping")
 
@@ -76,7 +76,7 @@ def silent_for_ms(tx: Tx, source: Source) -> int | None:
 class _Logged:
     """Tells the log; each page is a moment to stop."""
 
-    def __init__(self, source: str, pause: Callable[[float], None]) -> None:
+    def __init__(self, source: str, pause: Wait) -> None:
         self._source = source
         self._pause = pause
 
@@ -84,7 +84,7 @@ class _Logged:
         log.info("reconcile", source=self._source, id=one.id, type=one.type, was=one.what)
 
     def progress(self, part: float) -> None:
-        self._pause(0)
+        self._pause(0, "")
 
     def note(self, words: str) -> None:
         log.warning("reconcile", source=self._source, note=words)

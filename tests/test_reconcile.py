@@ -103,7 +103,7 @@ def means(
         processor=world.processor,
         write=OneWriter(store).write,
         clock=world.clock,
-        wait=told.waited.append,
+        wait=lambda seconds, why: told.waited.append(seconds),
         owner=owner,
         by=By("root", "an outage"),
         drain=lambda: drain(store, world.processor),

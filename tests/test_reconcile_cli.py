@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from receiver import pages
 from tests.command import Command
 from tests.conftest import SECRETS, World, stripe_body
 from tests.sender_api import KEY, error
@@ -95,6 +96,19 @@ def test_a_key_that_is_refused_is_one_line(far: SenderLists, command: Command) -
     assert ran.code == 1
     assert "the key is refused (correct api.key); what was found and done until then" in ran.err
     assert KEY not in ran.err
+
+
+def test_whoever_waits_is_told_why(
+    far: SenderLists, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "PAUSE_FIRST_S", 0.01)
+    answers = [error(500)]
+    far.instead = lambda path: answers.pop() if answers else None
+
+    ran = command("reconcile", "stripe")
+
+    assert ran.code == 0
+    assert "answered 500 Internal Server Error; asking again in 0 s\n" in ran.err
 
 
 def test_github_says_what_it_was_asked_for(

@@ -169,11 +169,19 @@ def means_of(store: "Store", processor: "Processor", by: "By") -> "Means":
         processor=processor,
         write=OneWriter(store, fail).write,
         clock=shared.now_ms,
-        wait=time.sleep,
+        wait=wait,
         owner=owner_here(),
         by=by,
         drain=lambda: drain(store, processor),
     )
+
+
+def wait(seconds: float, why: str) -> None:
+    if sys.stderr.isatty():
+        # Below the bar, which stays where it was.
+        click.echo(err=True)
+    console.warn(f"{why}; asking again in {seconds:.0f} s")
+    time.sleep(seconds)
 
 
 class Teller:
