@@ -193,10 +193,10 @@ def test_an_element_that_is_no_object_is_an_event_with_a_defect() -> None:
 def test_a_batch_with_too_many_elements_is_kept_as_one_event_and_costs_little() -> None:
     body = b"[" + b",".join([b'{"id":1}'] * 100_000) + b"]"
 
-    started = time.perf_counter()
+    started = time.process_time()
     (event,) = events_of(TOP, body)
 
-    assert time.perf_counter() - started < 2
+    assert time.process_time() - started < 2
     assert event.defect == f"a batch of more than {ELEMENTS_MAX} elements is not taken apart"
     assert event.body == body
 
@@ -219,10 +219,10 @@ def test_a_wide_account_is_read_once_for_all_its_elements() -> None:
     changes = ",".join(f'{{"id":"{n}","type":"t","x":"{"y" * 200}"}}' for n in range(2_000))
     body = f'{{"entry":[{{"id":"7","changes":[{changes}]}}]}}'.encode()
 
-    started = time.perf_counter()
+    started = time.process_time()
     elements = split(parse(META).batch or Batch(()), body)
 
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 1
     assert {element.account for element in elements} == {"7"}
 
 

@@ -901,7 +901,7 @@ def test_f15_unsigned_traffic_never_waits_for_the_database(service: Service, new
         genuine.send(stripe_request(body))
         with service.wire() as wire:
             started = time.monotonic()
-            for _ in range(1_000):
+            for _ in range(200):
                 assert said(wire.ask(delivery("stripe", body, []))) == (401, "rejected")
             took_s = time.monotonic() - started
         stored = service.rows("select 1 from receiver_events where event_id = ?", f"evt_{new}")

@@ -430,11 +430,11 @@ def test_an_expression_that_looks_around_or_back_is_refused(pattern: str) -> Non
 @pytest.mark.parametrize("text", ["a" * MATCH_CHARS_MAX, "ab" * (MATCH_CHARS_MAX // 2)])
 def test_other_expressions_are_taken_and_quick(pattern: str, text: str) -> None:
     condition = Condition.compile({"a": {"matches": pattern}})
-    started = time.perf_counter()
+    started = time.process_time()
 
     condition.holds(scope({"a": text}))
 
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 1
 
 
 def test_all_comparisons_must_hold() -> None:
