@@ -72,7 +72,7 @@ def _make_folder(folder: Path) -> None:
 def make(seen: Snapshot, target: Path, now_ms: int, advance: Callable[[int], None]) -> Made:
     """Copy what the snapshot sees, and open the copy to prove that it is whole.
 
-    Raises StoreError, with nothing left at `target`, where it can't be written or is damaged.
+    Raises StoreError where it can't be written or is damaged.
     """
     facts: list[Facts] = []
 

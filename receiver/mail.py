@@ -66,7 +66,7 @@ def _ascii(domain: str, where: str) -> str:
 
 # With what Python's own splitlines() takes for the end of a line, and halves of surrogate pairs.
 _CONTROL = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u2028\\u2029\\ud800-\\udfff]")
-_MAILBOX = r"(?P<name>[^<>]*)<(?P<bracketed>[^<>]*)>|(?P<bare>[^<>]*)"
+_MAILBOX = r"(?P<name>[^<>]*)<(?P<bracketed>[^<>]+)>|(?P<bare>[^<>]*)"
 _ATOM = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+"
 _LOCAL = rf"{_ATOM}(?:\.{_ATOM})*"
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"

@@ -61,7 +61,8 @@ def make(
     `db` must be in a read transaction: otherwise each commit by another process makes SQLite
     begin anew, and under load it never ends. `advance` is told of the pages that were copied.
     `judge` looks at the whole copy before it gets its name, and raises to refuse it. The name
-    stands for a whole copy or for nothing, also after a power cut. Raises StoreError.
+    stands for a whole copy or for nothing, also after a power cut. Raises StoreError, with
+    nothing left unless that can't be removed now either.
     """
     assert db.in_transaction, "a copy is of one moment"
     part = part_path(target)
@@ -206,7 +207,13 @@ def _write_checksum(target: Path, digest: str) -> None:
 def _rename(part: Path, target: Path) -> None:
     sync(part)
     part.replace(target)
-    sync(target.parent)
+    try:
+        sync(target.parent)
+    except OSError:
+        # It may be gone after a power cut, and whoever hears of that makes it anew.
+        with contextlib.suppress(OSError):
+            target.unlink()
+        raise
 
 
 def _cut_off(path: Path) -> list[str]:

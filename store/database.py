@@ -568,24 +568,18 @@ def _refuse_lost(path: Path) -> None:
 
 
 def _make_file(path: Path) -> None:
-    if path.is_file():
-        return
     try:
-        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-    except FileExistsError:
         if not path.is_file():
-            raise StoreError(f"{path}: is not a file") from None
-        return
+            with contextlib.suppress(FileExistsError):
+                os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+            if not path.is_file():
+                raise StoreError(f"{path}: is not a file")
+        if not exists(path_of(path)):
+            # The name must be there after a power cut where the lock's is, which is made next.
+            copies.sync(path.parent)
     except OSError as error:
         why = f"is {path.parent} a folder that this user may write to? ({error.strerror})"
         raise StoreError(f"{path}: can't be made; {why}") from error
-    os.close(descriptor)
-    # The name itself must survive a power cut, or the events in the file do not.
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def _check_there(path: Path) -> None:

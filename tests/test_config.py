@@ -1133,6 +1133,7 @@ BAD: list[tuple[str, str]] = [
     (email(sender="env:SENDER"), "destinations.a.from: is no mail address (write one"),
     (email(sender="a@b.com\\n"), "destinations.a.from: is empty or has a control character"),
     (email(sender=f"{'a' * 64}@{'b' * 63}.{'c.' * 70}com"), "a.from: is an address of more than"),
+    (email(to="Ann <>"), "destinations.a.to: is no mail address"),
     (email(to="team"), "destinations.a.to: is no mail address (write one, as in ann@"),
     (email(to="{a"), "destinations.a.to: has a { without its }"),
     (email(to="env:TEAM"), "destinations.a.to: is no mail address (write one"),

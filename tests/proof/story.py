@@ -274,7 +274,15 @@ class Shop:
         await asyncio.gather(*(self._deliver(writer, fact) for fact in facts[:3]))
         for fact in facts[3:]:
             await self._deliver(writer, fact)
-        await self._until_nothing_is_due(store)
+        # The writer tells nobody when it has nothing more to do. While it commits, or opens the
+        # file anew, the connection is another thread's.
+        while not fatal and (  # noqa: ASYNC110
+            writer.waiting
+            or writer.trouble()
+            or store.db.in_transaction
+            or inbox.released(Snapshot(store.db), 1)
+        ):
+            await asyncio.sleep(0)
         beside()
         await writer.close()
         assert fatal == []
@@ -294,11 +302,6 @@ class Shop:
             self.tell(Answered(fact, outcome.word))
 
         return answered()
-
-    async def _until_nothing_is_due(self, store: Store) -> None:
-        # The writer tells nobody when it has nothing more to do.
-        while store.db.in_transaction or inbox.released(Snapshot(store.db), 1):  # noqa: ASYNC110
-            await asyncio.sleep(0)
 
     def work(self) -> None:
         """A worker of its own does what there is to do now."""
