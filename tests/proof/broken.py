@@ -26,6 +26,9 @@ KINDS = MappingProxyType(
 #: Calls in a row that fail, and seconds until what failed is tried again.
 IN_A_ROW, AGAIN_S = 3, 0.001
 
+#: A call that is not made.
+NEVER = 1_000_000
+
 #: How often somebody tries who is told that it failed.
 TRIES = 2 * IN_A_ROW
 
@@ -58,7 +61,8 @@ def fail_at(
     faults: list[str] = []
     with scratch() as place:
         for name, morning in _mornings(place):
-            made = _play(name, morning, wanted, 1_000_000, "i/o error")[0]
+            made, words = _play(name, morning, wanted, NEVER, "i/o error")
+            faults += [f"{name}, undisturbed: {one}" for one in words]
             for call in range((first - calls) % every, made, every):
                 for kind in KINDS:
                     words = _play(name, morning, wanted, call, kind)[1]
