@@ -129,6 +129,8 @@ project.fields = { plan = "{plan}" }
 project.terminal = ["canceled"]
 """
 
+SOURCES = re.findall(r"\[sources\.(\w+)\]", CONFIG)
+
 #: Those of test_hostile that do not count on its limit of a body.
 ASKED = tuple(kind for kind in KINDS if not re.search("large|broken_gzip", kind.__name__))
 
@@ -181,7 +183,8 @@ def weather(
         storm = Storm(service, seed, sources)
         storm.blow(seconds, advance)
         peak_bytes = service.peak_bytes()
-        faults = storm.faults + _left_behind(service, far, mailbox)
+        faults = storm.faults + _left_behind(service, len(storm.took))
+        faults += _badly_sent(far, mailbox)
         if peak_bytes > PEAK_BYTES_MAX:
             faults.append(f"the server used {peak_bytes / MIB:.0f} MiB")
         if max(storm.took) > ANSWER_S_MAX:
@@ -270,10 +273,15 @@ class Storm:
 
     def _unknown_sources(self) -> None:
         for first in range(0, self.sources, 10):
-            with contextlib.closing(self._connect()) as made:
-                names = range(first, min(first + 10, self.sources))
-                paths = [f"/webhooks/none-{number}" for number in names]
-                self._say(made, b"".join([request("POST", path, b"{}", []) for path in paths]))
+            paths = [f"/webhooks/none-{first + number}" for number in range(10)]
+            with self.service.wire() as wire:
+                wire.send(b"".join(request("POST", path, b"{}", []) for path in paths))
+                # Closed before, the connection would end with the answer under way.
+                statuses = [wire.answer().status for _ in paths]
+            with self._lock:
+                self.statuses.update(statuses)
+            if {*statuses} != {404}:
+                self._fault(f"{statuses} for sources that do not exist")
 
     def _attack(self, number: int) -> None:
         chance = random.Random(f"{self.seed} {number}")
@@ -379,20 +387,29 @@ def _answered(made: socket.socket) -> bool:
     return bool(poll.poll(0))
 
 
-def _left_behind(service: Service, far: Far, mailbox: Mailbox) -> list[str]:
-    """What is wrong with what was stored, logged and sent."""
+def _left_behind(service: Service, honest: int) -> list[str]:
+    """What is wrong with what was stored and logged."""
     wrong = []
     kept = service.value("select count(*) from receiver_rejected")
     if kept > 2 * rejections.KEPT_IN_ALL_MAX:
         wrong.append(f"{kept} requests are kept")
-    if unknown := service.rows(
-        "select distinct source from receiver_rejections where source = '?'"
-    ):
-        wrong.append(f"{unknown} are counted")
+    counted = {one for (one,) in service.rows("select distinct source from receiver_rejections")}
+    if strange := counted - {"", *SOURCES}:
+        wrong.append(f"{len(strange)} sources are counted that do not exist")
     if service.health("/readyz") != 200 or service.stop() != 0:
         wrong.append("the server is not well")
     bad = [line for line in service.log.splitlines() if "Traceback" in line or " ERROR " in line]
     wrong += [f"logged: {line[:300]}" for line in bad[:3]]
+    granted = service.value("select count(*) from receiver_ledger")
+    if granted != honest:
+        wrong.append(f"{honest} invoices were answered, and {granted} granted")
+    return wrong
+
+
+def _badly_sent(far: Far, mailbox: Mailbox) -> list[str]:
+    wrong = []
+    if not mailbox.taken or not far.requests:
+        wrong.append(f"{len(mailbox.taken)} mails and {len(far.requests)} requests were sent")
     for recipients, content in mailbox.taken:
         head = content.partition(b"\r\n\r\n")[0]
         if recipients != [MAIL] or b"\nBcc" in head or b"\nX-Evil" in head:
