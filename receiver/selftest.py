@@ -63,6 +63,7 @@ class Sender:
         self._random = random.Random(seed)  # noqa: S311  when to kill is no secret
         self._lock = threading.Lock()
         self._owed: deque[int] = deque()
+        self._done: list[int] = []
         self._sent = FIRST
         self._ending = self._stopped = False
         self._threads = [threading.Thread(target=self._run, daemon=True) for _ in range(SENDERS)]
@@ -95,8 +96,8 @@ class Sender:
                 return self._owed.popleft()
             if self._ending or self._stopped:
                 return None
-            if self._sent > FIRST and self._random.random() < AGAIN_RATE:
-                return self._random.randint(FIRST + 1, self._sent)
+            if self._done and self._random.random() < AGAIN_RATE:
+                return self._random.choice(self._done)
             self._sent += 1
             return self._sent
 
@@ -104,6 +105,10 @@ class Sender:
         event_id = f"evt_{number}"
         with self._lock:
             if answer.status == 200 and answer.word in ("done", "duplicate"):
+                if answer.word == "done" and number in self._done:
+                    self.surprises.append(f"{event_id}: was done, then lost and done again")
+                elif answer.word == "done":
+                    self._done.append(number)
                 self.acknowledged.add(event_id)
             elif answer.status in (0, 503):
                 if event_id not in self.acknowledged:

@@ -11,6 +11,7 @@ import cli
 from receiver import machine, selftest
 from receiver.commands.shared import now_ms
 from receiver.demo import RULES
+from receiver.playground import Answer
 
 DATABASE = "receiver.db"
 
@@ -63,6 +64,15 @@ def test_an_event_that_was_answered_and_is_gone_is_told(
     code, lines = run(tmp_path)
 
     assert (code, bad(lines)) == (1, ["answered 2xx", "granted"])
+
+
+def test_an_event_that_is_done_a_second_time_is_told() -> None:
+    sender = selftest.Sender(None, 1)  # type: ignore[arg-type]  # nothing is sent
+
+    for _ in range(2):
+        sender._note(1_001, Answer(200, "done"))
+
+    assert sender.surprises == ["evt_1001: was done, then lost and done again"]
 
 
 def test_amounts_that_are_not_granted_once_are_told(
