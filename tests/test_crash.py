@@ -3,6 +3,7 @@
 import http.client
 import random
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -12,6 +13,7 @@ from typing import NamedTuple
 import apsw
 import pytest
 
+from tests.processes import Peer, destination, peering
 from tests.service import (
     STRIPE_CONFIG,
     Service,
@@ -29,6 +31,10 @@ from tests.service import (
 KILLS = 10
 #: Deliveries that are answered between two kills, at most.
 BETWEEN_MAX = 200
+#: Seconds that a start takes, about.
+STARTING_S = 0.6
+#: Seconds that the other side of a message takes: so long that kills meet sends under way.
+PEER_S = 0.02
 SENDERS = 6
 CUSTOMERS = 12
 #: Seconds that a sender waits for an answer.
@@ -52,6 +58,17 @@ sql = [
   "update app_workspaces set invoices = invoices + 1 where id = {{_workspace}}",
   "insert into app_invoices (id, workspace) values ({{data.object.id}}, {{_workspace}})",
 ]
+"""
+
+# Every other invoice is told to two others.
+MESSAGES = """
+[[rules]]
+operation = "tell-invoice"
+source = "stripe"
+on = ["invoice.*"]
+when = { "data.object.id" = { matches = "[02468]$" } }
+subject = "data.object.id"
+send = [{ to = "repeated" }, { to = "reviewed" }]
 """
 
 
@@ -181,21 +198,37 @@ def killed_under_load(
     start: Start, seed: int, kills: int, advance: Callable[[int], None] = lambda kill: None
 ) -> Sender:
     """Kill a server so often at random moments; raises AssertionError if anything is wrong then."""
-    moments = random.Random(seed)
-    service = start(CONFIG, serve=False)
-    make_app_tables(service)
-    service.start()
+    with peering() as peer:
+        peer.on_seen = lambda: time.sleep(PEER_S)
+        told = destination("repeated", peer.url())
+        told += destination("reviewed", peer.url(), 'ambiguous = "review"')
+        service = start(CONFIG + MESSAGES + told, serve=False)
+        make_app_tables(service)
+        service.start()
+        sender = _killed(service, seed, kills, advance)
+        _assert_nothing_lost_or_doubled(service, sender)
+        _assert_told_as_allowed(service, sender, peer)
+    return sender
 
+
+def _killed(service: Service, seed: int, kills: int, advance: Callable[[int], None]) -> Sender:
+    moments = random.Random(seed)
     with Sender(service, seed) as sender:
         for kill in range(kills):
-            # Now and then right after the first answer, while what was left is being applied.
-            more = moments.choice([1, moments.randint(2, BETWEEN_MAX)])
+            # Now and then right after the first answer, while what was left is being applied, or
+            # before any, at some moment of the start.
+            more = moments.choice([0, 1, moments.randint(2, BETWEEN_MAX)])
+            if more == 0:
+                time.sleep(moments.uniform(0, STARTING_S))
             enough = len(sender.acknowledged) + more
             until(lambda enough=enough: len(sender.acknowledged) >= enough)  # type: ignore[misc]
             service.kill()
             service.start(wait=False)
             advance(kill + 1)
+    return sender
 
+
+def _assert_nothing_lost_or_doubled(service: Service, sender: Sender) -> None:
     until(lambda: states(service).keys() == {"done"})
     assert sender.surprises == []
     assert sender.acknowledged == {
@@ -212,7 +245,30 @@ def killed_under_load(
     assert service.rows("select id, invoices from app_workspaces order by 1") == wanted
     assert service.value("select count(*) from receiver_conflicts") == 0
     service.assert_books_balance()
-    return sender
+
+
+def _assert_told_as_allowed(service: Service, sender: Sender, peer: Peer) -> None:
+    """Each message was received once; or again, or maybe not at all, as its policy says."""
+    assert service.stop() == 0
+    # What is left was leased by who was killed; nobody waits for that to run out.
+    with closing(apsw.Connection(str(service.database))) as db:
+        db.execute(
+            """
+            update receiver_outbox set lease_until_ms = 1, next_attempt_ms = 1
+            where lease_owner is not null
+            """
+        )
+    service.start()
+    pending = "select count(*) from receiver_outbox where state = 'pending'"
+    until(lambda: bool(service.value(pending) == 0))
+    received = Counter(one.key for one in list(peer.seen))
+    rows = service.rows("select destination, state, attempts, operation_key from receiver_outbox")
+    assert len(rows) == 2 * (sender.invoices.total() // 2)
+    for to, state, attempts, key in rows:
+        assert state == "sent" or (to, state) == ("reviewed", "review"), (to, state)
+        most = attempts if to == "repeated" else 1
+        assert int(state == "sent") <= received.pop(key, 0) <= most, (to, state, key)
+    assert not received, "nobody owed these"
 
 
 def make_app_tables(service: Service) -> None:
