@@ -3,7 +3,6 @@
 import contextlib
 import http.client
 import http.server
-import os
 import signal
 import socket
 import subprocess
@@ -18,11 +17,7 @@ from urllib.parse import urlsplit
 from receiver.signing import sign
 from store.database import Store, snapshot
 from tests.conftest import SECRETS, Clock, World
-from tests.service import WITH_US, until
-
-ROOT = Path(__file__).parents[1]
-#: Seconds after which a test gives up; nothing waits for it to pass.
-PATIENCE_S = 60.0
+from tests.service import PATIENCE_S, WITH_US, cpu_s, environment, until
 
 CONFIG = """
 handlers = "handlers.py"
@@ -73,14 +68,6 @@ BEFORE
 logging.basicConfig(level="INFO")
 ahead_ms = int(sys.argv[2])
 sys.exit(work.work(Path(sys.argv[1]), lambda: time.time_ns() // 1_000_000 + ahead_ms))
-"""
-
-_HOLD = """
-import sqlite3, sys
-db = sqlite3.connect(sys.argv[1], timeout=5, isolation_level=None)
-db.execute("begin immediate")
-print("held", flush=True)
-sys.stdin.read()
 """
 
 
@@ -181,7 +168,7 @@ class Running:
             self.process = subprocess.Popen(
                 [*WITH_US, *command],
                 cwd=folder,
-                env=_environment(),
+                env=environment(SECRETS),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -200,9 +187,7 @@ class Running:
         return len(list(Path(f"/proc/{self.pid}/task").iterdir()))
 
     def cpu_s(self) -> float:
-        """CPU time used so far, proc(5)."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return cpu_s(self.pid)
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
@@ -310,7 +295,7 @@ class Place(World):
         return subprocess.run(
             [sys.executable, "-P", "-m", "cli", *arguments, "--config", config],
             cwd=self.folder,
-            env=_environment(),
+            env=environment(SECRETS),
             capture_output=True,
             text=True,
             timeout=PATIENCE_S,
@@ -366,19 +351,6 @@ def destination(name: str, url: str, more: str = "") -> str:
 
 
 @contextlib.contextmanager
-def locked(database: Path) -> Iterator[None]:
-    """Another process's write transaction."""
-    command = [sys.executable, "-c", _HOLD, str(database)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == b"held\n"
-        try:
-            yield
-        finally:
-            holder.terminate()
-
-
-@contextlib.contextmanager
 def crowded(peer: Peer) -> Iterator[None]:
     """A machine that takes no more connections: what connects waits, and no byte leaves."""
     peer.socket.listen(0)
@@ -389,9 +361,3 @@ def crowded(peer: Peer) -> Iterator[None]:
             client.connect_ex(peer.socket.getsockname())
         yield
     peer.socket.listen(Peer.request_queue_size)
-
-
-def _environment() -> dict[str, str]:
-    foreign = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "JOURNAL_STREAM")
-    kept = {name: value for name, value in os.environ.items() if name not in foreign}
-    return kept | SECRETS | {"PYTHONPATH": str(ROOT), "NO_COLOR": "1"}

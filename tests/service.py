@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +94,7 @@ class Service:
                 stdout=self.admin.fileno(),
                 stderr=log,
                 cwd=self.folder,
-                env=_environment() | {"LISTEN_FDS": "2", "LISTEN_FDNAMES": "public:admin"},
+                env=environment(SECRETS) | {"LISTEN_FDS": "2", "LISTEN_FDNAMES": "public:admin"},
             )
         if wait:
             until(lambda: self.health("/readyz") == 200)
@@ -187,7 +187,7 @@ class Service:
         return subprocess.run(
             self._command(*arguments),
             cwd=self.folder,
-            env=_environment(),
+            env=environment(SECRETS),
             capture_output=True,
             text=True,
             timeout=timeout_s,
@@ -219,12 +219,13 @@ class Service:
         return [sys.executable, "-P", "-m", "cli", *arguments, "--config", config]
 
 
-def _environment() -> dict[str, str]:
+def environment(secrets: Mapping[str, str]) -> dict[str, str]:
+    """Of a process of ours that nobody else started."""
     ours = {"PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
     # A test run under a service manager is not what that manager started.
     foreign = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "JOURNAL_STREAM")
     kept = {name: value for name, value in os.environ.items() if name not in foreign}
-    return kept | SECRETS | ours
+    return kept | dict(secrets) | ours
 
 
 Start = Callable[..., Service]
@@ -254,6 +255,12 @@ def until(condition: Callable[[], bool], patience_s: float = PATIENCE_S) -> None
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(LOOK_S)
+
+
+def cpu_s(pid: int) -> float:
+    """CPU time that a process has used so far, proc(5)."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def word(answer: Reply) -> str:
@@ -291,7 +298,7 @@ class Crowd:
 
 
 @contextlib.contextmanager
-def held_lock(service: Service) -> Iterator[None]:
+def held_lock(database: Path) -> Iterator[None]:
     """Another process's write transaction."""
     program = """
 import sqlite3, sys
@@ -300,7 +307,7 @@ db.execute("begin immediate")
 print("held", flush=True)
 sys.stdin.read()
 """
-    command = [sys.executable, "-c", program, str(service.database)]
+    command = [sys.executable, "-c", program, str(database)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"

@@ -897,7 +897,7 @@ def test_f3_a_burst_of_one_checkout_locks_nothing(service: Service, new: str) ->
 def test_f15_unsigned_traffic_never_waits_for_the_database(service: Service, new: str) -> None:
     """While another process holds the lock nothing can be written, and garbage is refused still."""
     body = invoice(f"evt_{new}", f"in_{new}")
-    with held_lock(service), service.wire() as genuine:
+    with held_lock(service.database), service.wire() as genuine:
         genuine.send(stripe_request(body))
         with service.wire() as wire:
             started = time.monotonic()

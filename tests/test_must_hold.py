@@ -310,7 +310,7 @@ def wait(event, tx):
 
 def test_health_checks_are_quick_while_another_process_holds_the_lock(start: Start) -> None:
     service = start()
-    with held_lock(service), service.wire() as wire:
+    with held_lock(service.database), service.wire() as wire:
         wire.send(stripe_request(event("evt_1", "price.created")))
 
         took = health_checks(service, while_=lasting(HELD_S))

@@ -30,7 +30,7 @@ from receiver.http import Limits
 from receiver.signing import sign
 from receiver.verify import Contract
 from store.database import snapshot
-from tests.service import until
+from tests.service import held_lock, until
 from tests.test_http import Loop, Rig, Wire
 from tests.test_systemd import Manager
 
@@ -312,32 +312,12 @@ def test_a_locked_file_at_the_start_is_told_in_one_line(start: Start, tmp_path: 
     first = start()
     assert first.port
     assert first.stop() == 0
-    with held_lock(tmp_path):
+    with held_lock(tmp_path / "receiver.db"):
         server = start(WAIT_S="0.1")
 
         assert server.ended() == 1
     assert "error: " in server.lines[-1]
     assert "Traceback" not in "".join(server.lines)
-
-
-@contextlib.contextmanager
-def held_lock(folder: Path) -> Iterator[None]:
-    """Another process's write transaction."""
-    program = """
-import apsw, sys
-db = apsw.Connection(sys.argv[1])
-db.set_busy_timeout(5000)
-db.execute("begin immediate")
-print("held", flush=True)
-sys.stdin.read()
-"""
-    command = [sys.executable, "-c", program, str(folder / "receiver.db")]
-    holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    with holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == b"held\n"
-        yield
-        holder.terminate()
 
 
 # Sockets
@@ -675,7 +655,7 @@ def test_health_answers_while_another_process_holds_the_lock(start: Start, tmp_p
     server = start(WAIT_S="0.2")
     assert server.port
 
-    with held_lock(tmp_path):
+    with held_lock(tmp_path / "receiver.db"):
         until(lambda: server.health("/readyz") == (503, b"unavailable\n"))
         assert server.health("/healthz") == (200, b"ok\n")
 
@@ -697,7 +677,7 @@ def test_a_stopping_server_answers_what_is_under_way_and_what_still_comes(
     server = start()
     with server.wire() as idle, server.wire() as busy:
         assert idle.ask(b"GET / HTTP/1.1\r\n\r\n").status == 404
-        with held_lock(tmp_path):
+        with held_lock(tmp_path / "receiver.db"):
             busy.send(delivery(tmp_path, "d-1"))
             assert idle.ask(b"GET / HTTP/1.1\r\n\r\n").status == 404
             server.kill(signal.SIGTERM)

@@ -12,8 +12,8 @@ import pytest
 from aiosmtpd.controller import Controller
 
 from store import attempts, outbox
-from tests.processes import PATIENCE_S, Peer, Place, crowded, destination, locked, peering, placing
-from tests.service import until
+from tests.processes import Peer, Place, crowded, destination, peering, placing
+from tests.service import PATIENCE_S, held_lock, until
 
 #: The restarted worker's clock is ahead by more than a lease lasts: 10 s and LEASE_SPARE_S.
 LATER_S = 60
@@ -132,7 +132,7 @@ def kill(place: Place, peers: dict[str, Peer], mailbox: Mailbox) -> None:
         )
         until(lambda: len(peers["left"].seen) == len(peers["accepted"].seen) == len(POLICIES))
         until(lambda: len(mailbox.ids) == 1 and ran.exists())
-        with locked(place.database):
+        with held_lock(place.database):
             peers["accepted"].gate.set()
             until(lambda: len(peers["accepted"].answered) == len(POLICIES))
             worker.kill()

@@ -13,15 +13,13 @@ import pytest
 from receiver.worker import EVENT_LEASE_S
 from tests.processes import (
     HANDLERS,
-    PATIENCE_S,
     Peer,
     Places,
     destination,
-    locked,
     peering,
     placing,
 )
-from tests.service import until
+from tests.service import PATIENCE_S, held_lock, until
 
 #: By more than a lease lasts: 10 s and LEASE_SPARE_S.
 LATER_S = 60
@@ -89,7 +87,7 @@ def test_what_was_sent_while_the_file_was_locked_is_marked_and_not_sent_again(
     running = place.run(kind, before=IMPATIENT[kind])
     until(lambda: len(peer.seen) == 1)
 
-    with locked(place.database):
+    with held_lock(place.database):
         peer.gate.set()
         running.wait_for(LOCKED, times=2)
 
@@ -110,7 +108,7 @@ def test_an_event_prepared_while_the_file_was_locked_is_applied_once_it_is_not(
     running = place.run(kind, before=IMPATIENT[kind])
     until(lambda: (place.folder / "asks").exists())
 
-    with locked(place.database):
+    with held_lock(place.database):
         (place.folder / "go").touch()
         running.wait_for(LOCKED, times=2)
 
@@ -122,7 +120,7 @@ def test_a_locked_file_holds_no_stop_and_no_reload_up(places: Places, peer: Peer
     place = places(destination("app", peer.url()))
     before = "from store import database\ndatabase.LOCK_WAIT_S = 2\nworker.STOP_S = 0.1"
     worker = place.work(before=before)
-    with locked(place.database):
+    with held_lock(place.database):
         # All threads want the lock.
         worker.signal(signal.SIGHUP)
         worker.wait_for("could not be stored")
@@ -134,7 +132,7 @@ def test_a_locked_file_holds_no_stop_and_no_reload_up(places: Places, peer: Peer
 
 def test_a_worker_that_meets_a_locked_file_at_its_start_says_so(places: Places) -> None:
     place = places("")
-    with locked(place.database):
+    with held_lock(place.database):
         before = IMPATIENT["separate"] + "\nfrom store import schema\n"
         worker = place.work(before=before, ready=False)
         assert worker.process.wait(PATIENCE_S) != 0

@@ -28,6 +28,7 @@ from tests.service import (
     Service,
     by_stripe,
     checkout,
+    cpu_s,
     invoice,
     services,
     stripe_request,
@@ -231,9 +232,9 @@ def _no_descriptors(scene: Scene) -> None:
         # Nobody is answered wrongly; whoever gets in is served.
         scene.ask(1)
         assert not scene.service.has_ended()
-        spent = _cpu_s(pid)
+        spent = cpu_s(pid)
         time.sleep(1)
-        assert _cpu_s(pid) - spent < 0.7, "it spins"
+        assert cpu_s(pid) - spent < 0.7, "it spins"
     resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
     scene.take(3)
     assert scene.starts == 0
@@ -536,9 +537,3 @@ def _mounted(folder: Path, *how: str) -> Iterator[None]:
 def _run(*command: str, codes: tuple[int, ...] = (0,)) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode in codes, f"{' '.join(command)}: {done.stderr}"
-
-
-def _cpu_s(pid: int) -> float:
-    """CPU time used so far, proc(5)."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
