@@ -3,6 +3,7 @@
 import functools
 import io
 import json
+import random
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +31,14 @@ for number, usual in (
 
 #: 2027-01-15 08:00:00 UTC
 NOW_MS = 1_800_000_000_000
+
+
+@pytest.fixture
+def seed() -> int:
+    """Of a test's chances; shown where it fails."""
+    number = random.randrange(2**32)
+    print(f"seed {number}")
+    return number
 
 
 class Clock:

@@ -187,10 +187,9 @@ class Sender:
                 self._done.append(fact)
 
 
-def test_what_was_answered_is_there_and_nothing_twice_after_many_kills(start: Start) -> None:
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
-
+def test_what_was_answered_is_there_and_nothing_twice_after_many_kills(
+    start: Start, seed: int
+) -> None:
     killed_under_load(start, seed, KILLS)
 
 

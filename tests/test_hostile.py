@@ -253,9 +253,9 @@ def asking(service: Service, chance: random.Random) -> Iterator[tuple[str, int, 
         wire.socket.close()
 
 
-def test_ten_thousand_unauthenticated_requests_cost_nothing_that_grows(start: Start) -> None:
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
+def test_ten_thousand_unauthenticated_requests_cost_nothing_that_grows(
+    start: Start, seed: int
+) -> None:
     service = start(CONFIG)
     throw(service, WARM_UP, seed + REQUESTS)
     before = service.resident_bytes()

@@ -8,8 +8,9 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -25,6 +26,8 @@ from tests.proof.surroundings import FAULTS, FAULTS_OF_ROOT, meet
 from tests.proof.targets import TARGETS
 from tests.service import services
 from tests.test_crash import killed_under_load
+
+T = TypeVar("T")
 
 #: How much of each part, where nothing else is asked for.
 KILLS, STEPS, RACES_S, EXECUTIONS = 500, 20_000, 300, 10_000_000
@@ -53,13 +56,19 @@ class Progress:
             print(f"{self._name}: {done} of {self._of}", file=sys.stderr, flush=True)
 
 
+def _some(asked: argparse.Namespace, of: Sequence[T]) -> Sequence[T]:
+    """Each Nth, which of them by the seed."""
+    return of[asked.seed % asked.every :: asked.every]
+
+
 def _cuts(asked: argparse.Namespace) -> Iterator[Part]:
     wanted = power.expected_end()
     kinds = KINDS if asked.every_kind else None
     for name, synchronous in (("power cuts", "full"), ("beside an app on normal", "normal")):
         recording = power.recorded(synchronous)
         calls = range(1, len(recording.calls) + 1)
-        at = calls[:: asked.every] if synchronous == "full" else power.after_spending(recording)
+        whole = synchronous == "full"
+        at = _some(asked, calls) if whole else power.after_spending(recording)
         made = power.cut(
             recording,
             wanted,
@@ -74,7 +83,7 @@ def _cuts(asked: argparse.Namespace) -> Iterator[Part]:
         recording,
         restoring.expected_end(),
         seed=asked.seed,
-        at=range(1, len(recording.calls) + 1)[:: asked.every],
+        at=_some(asked, range(1, len(recording.calls) + 1)),
         kinds=kinds,
         judge=restoring.judged,
         advance=Progress("a restore", len(recording.calls)),
@@ -113,7 +122,7 @@ def _mutants(asked: argparse.Namespace) -> Iterator[Part]:
 def _points(asked: argparse.Namespace) -> Iterator[Part]:
     faults = []
     show = Progress("named points", len(POINTS))
-    names = list(POINTS)[asked.seed % asked.every :: asked.every]
+    names = _some(asked, list(POINTS))
     for number, name in enumerate(names):
         faults += kill_at(name)
         show(number)
@@ -180,7 +189,7 @@ def _fuzz(asked: argparse.Namespace) -> Iterator[Part]:
 
 
 def _storm(asked: argparse.Namespace) -> Iterator[Part]:
-    show = Progress("attack mix", 0)
+    show = Progress("seconds of attacks", asked.seconds)
     with tempfile.TemporaryDirectory() as folder:
         made = storm.weather(Path(folder), asked.seed, asked.seconds, asked.sources, show)
     peak_mib, worst_ms = made.peak_bytes / storm.MIB, made.worst_s * 1000

@@ -219,10 +219,10 @@ class Storm:
         threads = [threading.Thread(target=self._noted, args=(run,)) for run in runs]
         for thread in threads:
             thread.start()
-        ends = time.monotonic() + seconds
-        while time.monotonic() < ends or threads[1].is_alive():
+        began = time.monotonic()
+        while (passed := time.monotonic() - began) < seconds or threads[1].is_alive():
             time.sleep(STEP_S)
-            advance(sum(self.statuses.values()))
+            advance(int(passed))
         self._over.set()
         for thread in threads:
             thread.join()

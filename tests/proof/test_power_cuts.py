@@ -3,8 +3,6 @@
 Some of the cuts; `make proof` makes all of them.
 """
 
-import random
-
 import pytest
 
 from tests.proof.disk import Recording
@@ -24,13 +22,6 @@ def wanted() -> End:
 @pytest.fixture(scope="module")
 def recording() -> Recording:
     return recorded()
-
-
-@pytest.fixture
-def seed() -> int:
-    number = random.randrange(2**32)
-    print(f"seed {number}")
-    return number
 
 
 def test_no_power_cut_loses_or_doubles_what_was_answered(

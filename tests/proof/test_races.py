@@ -1,12 +1,7 @@
 """Everybody at one file at the same time, for a few seconds; `make proof` goes on for longer."""
 
-import random
-
 from tests.proof.races import race
 
 
-def test_all_at_once_lose_nothing_and_lock_nobody_out() -> None:
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
-
+def test_all_at_once_lose_nothing_and_lock_nobody_out(seed: int) -> None:
     assert race(seed).faults == []

@@ -1,7 +1,5 @@
 """The power is cut in the middle of a restore; `make proof` cuts it at more calls."""
 
-import random
-
 import pytest
 
 from tests.proof import restoring
@@ -13,13 +11,6 @@ from tests.proof.story import End
 @pytest.fixture(scope="module")
 def wanted() -> End:
     return restoring.expected_end()
-
-
-@pytest.fixture
-def seed() -> int:
-    number = random.randrange(2**32)
-    print(f"seed {number}")
-    return number
 
 
 def test_a_power_cut_in_a_restore_leaves_one_of_the_two_files_whole(wanted: End, seed: int) -> None:
