@@ -22,7 +22,7 @@ from tests.proof.mutants import MODEL_MUTANTS, MUTANTS
 from tests.proof.points import POINTS, kill_at
 from tests.proof.races import race
 from tests.proof.report import Part, record, tell
-from tests.proof.surroundings import FAULTS, FAULTS_OF_ROOT, meet
+from tests.proof.surroundings import BY_HAND, FAULTS, FAULTS_OF_ROOT, meet
 from tests.proof.targets import TARGETS
 from tests.service import services
 from tests.test_crash import killed_under_load
@@ -136,7 +136,8 @@ def _machine(asked: argparse.Namespace) -> Iterator[Part]:
     for number, name in enumerate(names):
         faults += meet(name)
         show(number)
-    yield Part("faults of the machine", f"{len(names)} met", faults)
+    done = f"{len(names)} met, of which a person must end: {', '.join(BY_HAND)}"
+    yield Part("faults of the machine", done, faults)
 
 
 def _kills(asked: argparse.Namespace) -> Iterator[Part]:

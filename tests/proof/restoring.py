@@ -11,7 +11,17 @@ from store.database import snapshot
 from tests.conftest import NOW_MS
 from tests.proof.disk import Recording, watched
 from tests.proof.power import scratch
-from tests.proof.story import FACTS, WITHOUT_APP, Answered, BackedUp, End, Shop, end_of
+from tests.proof.story import (
+    FACTS,
+    WITHOUT_APP,
+    Answered,
+    BackedUp,
+    End,
+    Shop,
+    bad_copies,
+    end_of,
+    was_told,
+)
 
 
 class Restoring(NamedTuple):
@@ -51,7 +61,7 @@ def judged(folder: Path, told: Sequence[Any], wanted: End) -> list[str]:
     try:
         with shop.opened():
             pass
-        faults = _lost(shop, told) + _unnoted(shop, told)
+        faults = _lost(shop, told) + _unnoted(shop, told) + bad_copies(shop.path, told)
         if _sent_again(shop) != wanted:
             faults.append("sent again, it ends otherwise")
     except Exception as error:
@@ -99,7 +109,7 @@ def _lost(shop: Shop, told: Sequence[Any]) -> list[str]:
     for aside in shop.path.parent.glob("receiver.db.before-restore-*"):
         if not aside.name.endswith(("-wal", "-shm", "-journal")):
             kept |= _events(aside)
-    begun = any(isinstance(one, Restoring) for one in told)
+    begun = was_told(Restoring, told)
     faults = [f"{one} is lost" for one in answered if one not in kept]
     return faults + [
         f"{one} is not in the file" for one in (early if begun else answered) if one not in there
@@ -112,7 +122,7 @@ def _events(path: Path) -> set[str]:
 
 
 def _unnoted(shop: Shop, told: Sequence[Any]) -> list[str]:
-    if Restored() not in told:
+    if not was_told(Restored, told):
         return []
     with snapshot(shop.path) as seen:
         noted = seen.db.execute("select count(*) from receiver_audit where action = 'restore'").get

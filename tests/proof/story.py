@@ -165,6 +165,11 @@ class Upgraded(NamedTuple):
     """The file has the later version."""
 
 
+def was_told(what: type, told: Sequence[Any]) -> bool:
+    """Whether anything of this kind was; two kinds without fields are equal to each other."""
+    return any(isinstance(one, what) for one in told)
+
+
 def _fact(source: str, event_id: str, type: str, **of: Any) -> Fact:
     return Fact(source, event_id, stripe_body(event_id, type, **of))
 
@@ -510,13 +515,13 @@ def faults_after(shop: Shop, told: Sequence[Any], wanted: End) -> list[str]:
     to the end that it must.
     """
     shop.clock.now_ms = BACK_MS
-    version = later_version() if Upgrading() in told else contextlib.nullcontext()
+    version = later_version() if was_told(Upgrading, told) else contextlib.nullcontext()
     try:
         with version:
             with shop.opened() as store:
                 faults = _broken(store) + _forgotten(store.db, told)
                 faults += _forgotten_bodies(store.db, told)
-            faults += _bad_copies(shop.path, told)
+            faults += bad_copies(shop.path, told)
             return faults or _different_end(shop, told, wanted)
     except Exception as error:
         # Whatever it is: the server would not have started again, or not gone on.
@@ -605,7 +610,7 @@ def _forgotten(db: apsw.Connection, told: Sequence[Any]) -> list[str]:
 
 
 def _forgotten_bodies(db: apsw.Connection, told: Sequence[Any]) -> list[str]:
-    if Pruning() in told:
+    if was_told(Pruning, told):
         return []
     kept = dict(
         db.execute(
@@ -649,11 +654,12 @@ def _settled(told: Sequence[Any]) -> set[str]:
     return {one.operation_key for one in told[:last] if isinstance(one, Received)}
 
 
-def _bad_copies(path: Path, told: Sequence[Any]) -> list[str]:
+def bad_copies(path: Path, told: Sequence[Any]) -> list[str]:
+    """Copies that are damaged, and those that were promised and are not there."""
     before_upgrade = path.with_name(f"{path.name}.before-version-{len(schema.STEPS)}")
     made = [one for one in (*path.parent.glob("backups/*.db"), before_upgrade) if one.exists()]
     faults = [f"{copy.name}: {fault}" for copy in made for fault in copies.damage(copy)]
-    if Upgrading() in told and before_upgrade not in made:
+    if was_told(Upgrading, told) and before_upgrade not in made:
         faults.append("there is no copy from before the upgrade")
     faults += [
         f"{copy.name} has no checksum" for copy in made if not copies.checksum_path(copy).exists()

@@ -488,6 +488,15 @@ FAULTS: Mapping[str, Fault] = MappingProxyType(
 FAULTS_OF_ROOT: Mapping[str, Fault] = MappingProxyType(
     {"disk full": _disk_full, "disk read-only": _read_only, "disk stuck": _stuck}
 )
+#: What a person must end, as the server says: by a backup, a mount or a reconciliation.
+BY_HAND = (
+    "file deleted",
+    "-wal deleted",
+    "page of a table corrupted",
+    "page of each index corrupted",
+    "page of the header corrupted",
+    "disk read-only",
+)
 TOOLS = ("mount", "umount", "mkfs.ext4", "e2fsck", "fsfreeze", "losetup")
 
 
