@@ -321,6 +321,7 @@ class Processor:
             self.settings.destinations,
             this.prepared.results,
             self.settings,
+            this.first,
         )
         try:
             with tx.attempt:

@@ -41,6 +41,8 @@ class Case(msgspec.Struct, frozen=True):
     destinations: Mapping[str, Destination]
     prepared: Mapping[str, object]
     settings: Settings
+    #: Nothing of this event was ever done before.
+    first: bool = False
     #: The operations that were begun, and their keys, for whoever tells of the event.
     begun: list[str] = msgspec.field(default_factory=list)
     keys: list[Key] = msgspec.field(default_factory=list)
@@ -97,6 +99,8 @@ def apply(tx: Tx, rule: Rule, case: Case, scope: Scope) -> str | None:
     event = case.event
     key = Key(event.identity, event.account, subject_of(rule, event, scope), rule.operation)
     case.keys.append(key)
+    if not case.first and not isinstance(rule.effect, Project) and _did(tx, case, key):
+        return None
     workspace = _workspace(tx, rule, case, scope)
     scope.own["_workspace"] = workspace
     prepared = case.prepared.get(rule.operation)
@@ -105,6 +109,12 @@ def apply(tx: Tx, rule: Rule, case: Case, scope: Scope) -> str | None:
         for send in rule.send:
             _owe(tx, case, scope, key, send.to, send.name, workspace)
     return None
+
+
+def _did(tx: Tx, case: Case, key: Key) -> bool:
+    """Whether this very event has done it: whatever was linked anew since, it stays done."""
+    held = operations.holder(tx, key)
+    return held is not None and held[0] == case.row
 
 
 def _unmet(tx: Tx, rule: Rule, case: Case, scope: Scope) -> str | None:

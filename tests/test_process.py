@@ -917,6 +917,22 @@ def test_a_replay_of_a_done_event_changes_nothing(world: World) -> None:
     assert world.query("select * from receiver_ledger") == before
 
 
+def test_what_an_event_did_stays_done_wherever_its_customer_is_linked_now(world: World) -> None:
+    world.link("cus_1", "acme")
+    world.invoice("evt_1", "in_1", customer="cus_1")
+    before = world.query("select * from receiver_ledger")
+    row = world.event("evt_1").id
+    words = []
+
+    for moved in (links.remove, partial(links.add, workspace="other")):
+        world.store.write(partial(moved, source="stripe", account="", customer="cus_1"))
+        outcome = world.store.write(lambda tx: world.processor.replay(tx, row))
+        words.append((outcome.word, world.event("evt_1").state))
+
+    assert words == [("done", "done")] * 2
+    assert world.query("select * from receiver_ledger") == before
+
+
 def test_a_replay_takes_the_same_default_subject_for_an_unsigned_id(world: World) -> None:
     body = b'{"ref":"main","repository":{"id":7}}'
     world.deliver("github", body, event_id="guid-1", type="push")

@@ -201,7 +201,7 @@ class Model:
             case "link":
                 self._link(account, told.customer, told.text or event.workspace)
             case "pay":
-                self._pay(grant, self._workspace(account, told.customer, event), key)
+                self._pay(grant, key, event)
             case "refund":
                 self._reverse(own, grant._replace(subject=told.text), told.number, key)
             case "void":
@@ -215,12 +215,18 @@ class Model:
                 self._record(own, told.number, key)
         return True
 
-    def _pay(self, grant: Key, workspace: str, by: EventKey) -> None:
-        if self._claim(grant, ("grant", workspace, self.rules.amount, None), by):
-            self.books.ledger[grant] = (workspace, self.rules.amount, None)
+    def _pay(self, grant: Key, by: EventKey, event: Event) -> None:
+        count = grant._replace(operation="count")
+        undone = [one for one in (grant, count) if not self._did(one, by)]
+        if not undone:
+            return
+        workspace = self._workspace(by[0], event.content.customer, event)
+        amount = self.rules.amount
+        if grant in undone and self._claim(grant, ("grant", workspace, amount, None), by):
+            self.books.ledger[grant] = (workspace, amount, None)
             for to in DESTINATIONS:
                 self.books.owed[grant, to] = Message(self.now)
-        if self._claim(grant._replace(operation="count"), ("sql", workspace, None, None), by):
+        if count in undone and self._claim(count, ("sql", workspace, None, None), by):
             if self.broken:
                 raise Failed
             self.books.counted[workspace] = self.books.counted.get(workspace, 0) + 1
@@ -232,6 +238,10 @@ class Model:
         if known[1] == "open":
             self._record(key, note, by)
         return known[1] == "open"
+
+    def _did(self, key: Key, by: EventKey) -> bool:
+        """Whether that very event did it, which stands whatever the rules and links are now."""
+        return key in self.books.claims and self.books.claims[key][1] == by
 
     def _claim(self, key: Key, what: tuple[Any, ...], by: EventKey | None) -> bool:
         if key not in self.books.claims:
@@ -267,7 +277,8 @@ class Model:
         """Take back what a grant gave, or all that is left of it."""
         entry, known = self.books.ledger.get(target), self.books.claims.get(key)
         if known is not None:
-            if known[0][0] != "reverse" or known[0][3] != target:
+            is_other = known[0][0] != "reverse" or known[0][3] != target
+            if is_other and (by is None or known[1] != by):
                 raise Quarantined
         elif entry is None:
             raise Parked(("entry", *target))
