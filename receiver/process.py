@@ -2,6 +2,7 @@
 
 import functools
 import random
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Literal, NamedTuple
@@ -9,7 +10,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from receiver import backoff, rules
-from receiver.config import ConfigError, Settings
+from receiver.config import ConfigError, Rule, Settings
 from receiver.handlers import Handlers, HandlersError, place_of
 from receiver.logs import FIELD_CHARS_MAX, log
 from receiver.said import Park, Quarantine
@@ -26,6 +27,9 @@ from store.tallies import What
 
 #: Due events applied in one go, each by a job of its own.
 DUE_MAX = 100
+
+#: An effect that takes longer is told of, in seconds: deliveries are answered by one thread.
+SLOW_S = 1.0
 
 #: Text kept of a reason, in characters.
 REASON_CHARS_MAX = 500
@@ -380,7 +384,10 @@ class Processor:
         unmet: list[str] = []
         for rule in matching:
             case.begun.append(rule.operation)
+            began = time.monotonic()
             words = rules.apply(tx, rule, case, scope)
+            if time.monotonic() - began > SLOW_S:
+                _tell_slow(event, case.row, rule, time.monotonic() - began)
             if words is not None:
                 unmet.append(f"{rule.operation}: {words}")
         if not matching:
@@ -446,6 +453,16 @@ def words_of(error: BaseException) -> str:
     except Exception:
         words = "it can't be put in words"
     return words.encode(errors="backslashreplace").decode()
+
+
+def _tell_slow(event: Event, row: int, rule: Rule, took_s: float) -> None:
+    log.warning(
+        "slow effect: everything else waits for it",
+        **about(event.source, event.account, event.key_id, event.type, row),
+        operation=rule.operation,
+        took_s=round(took_s, 1),
+        next='what takes long belongs on a source with mode = "queued", in a prepare function',
+    )
 
 
 def _failure(event: Event, row: int, error: BaseException, operation: str) -> Judgement:

@@ -17,6 +17,9 @@ logger = logging.getLogger("receiver")
 #: How long a job may wait for the write lock before it is refused, in seconds.
 WAIT_S_MAX = 5.0
 
+#: A commit that takes longer waits for a disk that hangs, in seconds.
+COMMIT_S_MAX = 1.0
+
 #: How soon the lock is asked for again, and a broken file opened again, in seconds.
 LOCK_RETRY_S = 0.002
 REOPEN_RETRY_S = 1.0
@@ -90,6 +93,7 @@ class Writer:
         #: What is being committed, and the future of what another thread does for us.
         self._batch: list[_Waiting[Any]] = []
         self._handed_over: asyncio.Future[Any] | None = None
+        self._handed_over_s = 0.0
         self._timer: asyncio.Handle | None = None
         self._due_timer: asyncio.TimerHandle | None = None
         self._broken = False
@@ -210,6 +214,7 @@ class Writer:
 
     def _hand_over(self, act: Callable[[], T], then: Callable[[T], None]) -> None:
         """Do what waits for the disk on another thread; until then nobody else uses the file."""
+        self._handed_over_s = self._loop.time()
         self._handed_over = self._loop.run_in_executor(None, act)
         self._handed_over.add_done_callback(functools.partial(self._handed_back, then))
 
@@ -254,10 +259,10 @@ class Writer:
         # A commit by the app can make events due, and so can the clock.
         self._due_timer = self._loop.call_later(DUE_EVERY_S, self._look_for_due)
         self._due_stuck = False
-        if self._handed_over is not None:
-            self._refuse_overdue("the disk takes too long to write")
-        else:
+        if self._handed_over is None:
             self._enqueue_due()
+        elif self._loop.time() - self._handed_over_s > COMMIT_S_MAX:
+            self._refuse_overdue("the disk takes too long to write")
         self._schedule()
 
     def _schedule(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from receiver import rules
+from receiver import process, rules
 from receiver.config import ConfigError
 from receiver.process import NotReplayable
 from receiver.select import EVENT_FIELDS
@@ -828,6 +828,18 @@ def test_the_log_of_a_failed_handler_says_where_and_repeats_no_text(
         record.getMessage(),
     )
     assert record.exc_info is None
+
+
+def test_an_effect_that_takes_long_is_named_in_the_log(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(process, "SLOW_S", 0.0)
+    world.link()
+
+    world.invoice("evt_1", "in_1")
+
+    assert "slow effect: everything else waits for it" in caplog.text
+    assert "operation=initial-credit-grant" in caplog.text
 
 
 def test_a_failed_handler_runs_again_on_redelivery_and_applies_once(world: World) -> None:

@@ -13,7 +13,6 @@ from receiver.worker import EVENT_LEASE_S
 from tests.conftest import stripe_body
 from tests.processes import (
     HANDLERS,
-    PATIENCE_S,
     Peer,
     Place,
     Places,
@@ -22,7 +21,7 @@ from tests.processes import (
     peering,
     placing,
 )
-from tests.service import until
+from tests.service import PATIENCE_S, until
 
 #: By more than a lease lasts: 10 s and LEASE_SPARE_S.
 LATER_S = 60

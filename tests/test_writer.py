@@ -214,6 +214,7 @@ def test_a_disk_that_hangs_costs_a_refusal_and_not_the_loop(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writer_module, "WAIT_S_MAX", 0.05)
+    monkeypatch.setattr(writer_module, "COMMIT_S_MAX", 0.05)
     monkeypatch.setattr(writer_module, "DUE_EVERY_S", 0.02)
     answers = threading.Event()
 
@@ -239,11 +240,31 @@ def test_a_disk_that_hangs_costs_a_refusal_and_not_the_loop(
     assert notes(store) == ["a", "b", "d"]
 
 
+def test_a_job_that_took_long_itself_is_not_refused_for_the_disk(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer_module, "WAIT_S_MAX", 0.02)
+    monkeypatch.setattr(writer_module, "DUE_EVERY_S", 0.01)
+    over = threading.Event()
+
+    def slow(tx: Tx) -> str:
+        over.wait(0.1)
+        return noting("a")(tx)
+
+    async def use(writer: Writer) -> str:
+        # The commit takes a moment too, in which overdue jobs are looked for.
+        store.db.set_commit_hook(lambda: over.wait(0.1))
+        return await writer.submit(slow, hurried=True)
+
+    assert with_writer(store, use) == "a"
+
+
 def test_who_is_not_hurried_learns_how_a_commit_that_took_long_has_ended(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker that is told that its lease was not written leaves the work to nobody."""
     monkeypatch.setattr(writer_module, "WAIT_S_MAX", 0.05)
+    monkeypatch.setattr(writer_module, "COMMIT_S_MAX", 0.05)
     monkeypatch.setattr(writer_module, "DUE_EVERY_S", 0.02)
     answers = threading.Event()
 
@@ -266,6 +287,7 @@ def test_what_was_refused_is_not_run_again_when_its_commit_is_undone(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writer_module, "WAIT_S_MAX", 0.05)
+    monkeypatch.setattr(writer_module, "COMMIT_S_MAX", 0.05)
     monkeypatch.setattr(writer_module, "DUE_EVERY_S", 0.02)
     answers = threading.Event()
     undone: list[int] = []
@@ -547,6 +569,7 @@ def test_close_sleeps_while_a_disk_hangs_under_what_was_refused(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writer_module, "WAIT_S_MAX", 0.05)
+    monkeypatch.setattr(writer_module, "COMMIT_S_MAX", 0.05)
     monkeypatch.setattr(writer_module, "DUE_EVERY_S", 0.02)
     answers = threading.Event()
     turns: list[int] = []
