@@ -457,11 +457,10 @@ def words_of(error: BaseException) -> str:
 
 def _tell_slow(event: Event, row: int, rule: Rule, took_s: float) -> None:
     log.warning(
-        "slow effect: everything else waits for it",
+        'slow effect, and all else waited: a source with mode = "queued" keeps it from others',
         **about(event.source, event.account, event.key_id, event.type, row),
         operation=rule.operation,
         took_s=round(took_s, 1),
-        next='what takes long belongs on a source with mode = "queued", in a prepare function',
     )
 
 

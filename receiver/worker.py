@@ -10,7 +10,16 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from receiver import dispatch, process
 from receiver.config import Settings
-from receiver.destinations import Destination, Later, Result, Senders, Unknown, import_way, one_line
+from receiver.destinations import (
+    Destination,
+    Later,
+    Never,
+    Result,
+    Senders,
+    Unknown,
+    import_way,
+    one_line,
+)
 from receiver.dispatch import LEASE_SPARE_S, Leased
 from receiver.handlers import place_of
 from receiver.logs import log, trail_of
@@ -438,8 +447,11 @@ def _log_attempt(taken: Taken, outcome: Outcome | None, started: float) -> None:
 
 def _log_send(leased: Leased, result: Result, started: float) -> None:
     message = leased.message
-    log.info(
+    # Its words may hold what the other side knows: `receiver outbox show` has them.
+    tell = log.warning if isinstance(result, Never) else log.info
+    tell(
         "send",
+        number=message.id,
         destination=message.destination,
         operation_key=message.operation_key,
         keys=process.words_of_keys([message.key]),

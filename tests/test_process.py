@@ -838,7 +838,7 @@ def test_an_effect_that_takes_long_is_named_in_the_log(
 
     world.invoice("evt_1", "in_1")
 
-    assert "slow effect: everything else waits for it" in caplog.text
+    assert "slow effect, and all else waited: a source with mode" in caplog.text
     assert "operation=initial-credit-grant" in caplog.text
 
 

@@ -575,6 +575,20 @@ def test_a_clock_that_jumps_neither_stalls_nor_kills_work(
     until(sent)
 
 
+def test_a_message_that_is_refused_for_good_is_a_warning_that_names_it(
+    works: Works, peer: Peer, caplog: pytest.LogCaptureFixture
+) -> None:
+    peer.status = 404
+    works.world.stripe("evt_1", "invoice.announced", id="in_1")
+    works.look()
+    until(lambda: works.world.query("select distinct state from receiver_outbox") == [("dead",)])
+
+    until(lambda: caplog.text.count("outcome=refused") == 2)
+    told = [one for one in caplog.records if "outcome=refused" in one.getMessage()]
+    assert {one.levelname for one in told} == {"WARNING"}
+    assert all(f"number={n}" in caplog.text for n in (1, 2))
+
+
 def test_a_dead_destination_keeps_its_messages_attempts_and_delays_no_other(
     works: Works, peer: Peer
 ) -> None:
