@@ -49,6 +49,8 @@ T = TypeVar("T")
 SWITCH_S = 0.0005
 #: Seconds that open connections get to finish when the server stops.
 DRAIN_S = 2.0
+#: How often it is looked whether there are descriptors left, in seconds.
+DESCRIPTORS_LOOK_S = 5.0
 #: Seconds that the last answers get once everything is written.
 ANSWER_S = 1.0
 #: Seconds after which a commit that was tried for a readiness check counts as failed, and that
@@ -121,6 +123,7 @@ def serve(
                 "another server runs on this file: stop one of them", file=str(settings.database)
             )
         logs.flush_regularly(runner.get_loop())
+        watch_descriptors(runner.get_loop())
         runner.run(_serve(processor, store, clock, limits, sockets, ready))
     return 0
 
@@ -692,6 +695,19 @@ def raise_descriptor_limit() -> int:
     if soft == resource.RLIM_INFINITY:
         soft = DESCRIPTORS_MAX
     return max(soft - DESCRIPTORS_SPARE, soft // 2) // 2
+
+
+def watch_descriptors(loop: asyncio.AbstractEventLoop) -> None:
+    """Say it while there are none left: libuv closes what it accepts then, and tells nobody."""
+    try:
+        os.close(os.dup(2))
+    except OSError as error:
+        if error.errno == errno.EMFILE:
+            log.error(
+                "out of file descriptors: connections are closed unanswered; raise LimitNOFILE= "
+                "of the service, or `ulimit -n`"
+            )
+    loop.call_later(DESCRIPTORS_LOOK_S, watch_descriptors, loop)
 
 
 def leave(why: str) -> NoReturn:

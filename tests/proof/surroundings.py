@@ -238,6 +238,7 @@ def _no_descriptors(scene: Scene) -> None:
         spent = cpu_s(pid)
         time.sleep(1)
         assert cpu_s(pid) - spent < 0.7, "it spins"
+        scene.wait_for_line("ERROR out of file descriptors: .*raise LimitNOFILE")
     resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
     scene.take(3)
     assert scene.starts == 0
