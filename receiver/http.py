@@ -650,12 +650,14 @@ class Connection(HttpToolsProtocol):
         self._settle()
 
     def _close_when_answered(self) -> None:
-        for exchange in self._exchanges():
+        # The last one: any before it would take the others' answers with it.
+        for exchange in self._exchanges()[:1]:
             exchange.keep_alive = False
 
     def _exchanges(self) -> list[Exchange]:
+        """What is not answered yet, the last first."""
         queued = [each for each, _ in self.pipeline if isinstance(each, Exchange)]
-        return [self.running, *queued] if self.running is not None else queued
+        return [*queued, self.running] if self.running is not None else queued
 
     def _hold(self, exchange: Exchange, size: int) -> None:
         if exchange.held_bytes >= 0:

@@ -726,6 +726,15 @@ def test_a_sender_that_half_closes_gets_its_answer(rig: Make) -> None:
         assert wire.rest() == b""
 
 
+def test_a_sender_that_half_closes_gets_all_its_answers(rig: Make) -> None:
+    with rig().wire() as wire:
+        wire.send(REQUEST * 10)
+        wire.socket.shutdown(socket.SHUT_WR)
+
+        assert [wire.answer().status for _ in range(10)] == [200] * 10
+        assert wire.rest() == b""
+
+
 def test_a_sender_that_leaves_in_the_body_is_a_disconnect_for_the_app(rig: Make) -> None:
     made = rig()
     with made.wire() as wire:
