@@ -128,10 +128,14 @@ class Tally:
             return
         skew_s = rejected.skew_s or 0
         self._watch_clock(name, at_ms, skew_s)
-        if len(self._expired) < EXPIRED_MAX:
+        if self._has_room_for(rejected.content_sha256):
             request = _request(name, reason, request_id, rejected.detail, at_ms, seen)
             self._expired.append(
-                msgspec.structs.replace(with_body(request, delivery), skew_s=skew_s)
+                msgspec.structs.replace(
+                    with_body(request, delivery),
+                    skew_s=skew_s,
+                    content_sha256=rejected.content_sha256,
+                )
             )
 
     def flush(self) -> "asyncio.Future[None]":
@@ -175,6 +179,18 @@ class Tally:
             return False
         return sum(len(each.kept) for each in self._refused.values()) < KEPT_IN_ALL_MAX
 
+    def _has_room_for(self, content_sha256: bytes | None) -> bool:
+        """Whether one more stale delivery is kept; what came again makes room for what did not."""
+        if len(self._expired) < EXPIRED_MAX:
+            return True
+        contents = [one.content_sha256 for one in self._expired]
+        again = (n for n, one in enumerate(contents) if one in contents[:n])
+        number = None if content_sha256 in contents else next(again, None)
+        if number is None:
+            return False
+        del self._expired[number]
+        return True
+
     def _schedule(self) -> None:
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(FLUSH_S, self.flush)
@@ -199,11 +215,14 @@ class Tally:
             else:
                 self._refused[key] = count
         for key, use in used.items():
-            later = self._used.setdefault(key, Use(use.last_ms, 0))
-            later.count += use.count
+            known = self._used.setdefault(key, Use(use.last_ms, 0))
+            known.count += use.count
         for which, times in delivered.items():
             self._delivered[which] -= times
-        self._expired = (expired + self._expired)[:EXPIRED_MAX]
+        later, self._expired = self._expired, expired
+        for request in later:
+            if self._has_room_for(request.content_sha256):
+                self._expired.append(request)
         self._schedule()
 
     def _watch_clock(self, source: str, at_ms: int, skew_s: int) -> None:

@@ -6,7 +6,7 @@ import functools
 import hmac
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Literal
@@ -186,15 +186,23 @@ class Event(msgspec.Struct, frozen=True):
 class Rejected(Exception):
     """The delivery is not proved; `detail` is for the operator and holds nothing secret.
 
-    `reason` is 'bad-signature' or 'expired'; then the signature is good and `skew_s` says by how
-    much the delivery is late (above 0) or early.
+    `reason` is 'bad-signature' or 'expired'; then the signature is good, `skew_s` says by how
+    much the delivery is late (above 0) or early, and `content_sha256` is over what is signed but
+    the time: the same whenever it is sent again.
     """
 
-    def __init__(self, reason: str, detail: str, skew_s: int | None = None) -> None:
+    def __init__(
+        self,
+        reason: str,
+        detail: str,
+        skew_s: int | None = None,
+        content_sha256: bytes | None = None,
+    ) -> None:
         super().__init__(f"{reason}: {detail}")
         self.reason = reason
         self.detail = detail
         self.skew_s = skew_s
+        self.content_sha256 = content_sha256
 
 
 def verify(
@@ -412,18 +420,20 @@ def _authenticate(
 ) -> tuple[Proof, Secret | None]:
     # Not the exceptions: with its traceback each would hold this frame, which would hold it, and a
     # cycle keeps the body until the garbage collector looks for cycles.
-    refused: list[tuple[str, str, int | None]] = []
+    refused: list[tuple[str, str, int | None, bytes | None]] = []
     for check in contract.checks:
         try:
             if check.scheme.algo in CODED:
                 return check.proof, _prove_coded(contract, check, delivery, reading, certificates)
             return check.proof, _prove(contract, check, delivery, reading)
         except Rejected as rejected:
-            refused.append((rejected.reason, rejected.detail, rejected.skew_s))
-    for reason, detail, skew_s in refused:
+            refused.append(
+                (rejected.reason, rejected.detail, rejected.skew_s, rejected.content_sha256)
+            )
+    for reason, detail, skew_s, content_sha256 in refused:
         if reason == EXPIRED:
-            raise Rejected(reason, detail, skew_s)
-    details = dict.fromkeys(detail for _, detail, _ in refused)
+            raise Rejected(reason, detail, skew_s, content_sha256)
+    details = dict.fromkeys(detail for _, detail, _, _ in refused)
     details |= dict.fromkeys(_unarmed(contract, delivery, reading))
     raise Rejected(BAD_SIGNATURE, "; ".join(details) or "no secret fits the scheme of the source")
 
@@ -442,11 +452,18 @@ def _prove(contract: Contract, check: Check, delivery: Delivery, reading: Readin
     for body in (delivery.body, delivery.inflated):
         if body is None or _takes_of_time(scheme, body):
             continue
-        content = signed_content(scheme, reading, delivery, {"body": body, "ts": ts, "id": id_})
+        values = {"body": body, "ts": ts, "id": id_}
+        content = signed_content(scheme, reading, delivery, values)
         for key, secret in check.keys:
             if _matches(scheme, key, content, signatures):
                 sent_ms = _time_after(scheme, reading, sent_ms)
-                _check_time(contract, scheme, sent_ms, delivery.received_ms)
+                _check_time(
+                    contract,
+                    scheme,
+                    sent_ms,
+                    delivery.received_ms,
+                    functools.partial(_timeless_sha256, scheme, reading, delivery, values),
+                )
                 return secret
     raise _bad(f"no signature in {scheme.sig.text} matches ({_tried(check)})")
 
@@ -556,6 +573,14 @@ def signed_content(
     )
 
 
+def _timeless_sha256(
+    scheme: Scheme, reading: Reading, delivery: Delivery, values: dict[str, bytes]
+) -> bytes:
+    """Over what the signature covers but the time; over the body too where that is not signed."""
+    content = signed_content(scheme, reading, delivery, {**values, "ts": b""})
+    return sha256(content if scheme.has("body", "payload") else content + values["body"]).digest()
+
+
 def _part(part: Part, reading: Reading, delivery: Delivery, values: dict[str, bytes]) -> bytes:
     if part.kind == "text":
         return part.text
@@ -644,7 +669,13 @@ def _time_after(scheme: Scheme, reading: Reading, sent_ms: int | None) -> int | 
     return _sent_ms(scheme, single(reading, scheme.ts))
 
 
-def _check_time(contract: Contract, scheme: Scheme, sent_ms: int | None, received_ms: int) -> None:
+def _check_time(
+    contract: Contract,
+    scheme: Scheme,
+    sent_ms: int | None,
+    received_ms: int,
+    content_sha256: Callable[[], bytes],
+) -> None:
     if sent_ms is None:
         return
     if scheme.ts_unit == "s":
@@ -662,6 +693,7 @@ def _check_time(contract: Contract, scheme: Scheme, sent_ms: int | None, receive
         EXPIRED,
         f"clock or delivery is {off_s} s {word}; tolerance {allowed_s:g} s",
         off_s if late_ms > 0 else -off_s,
+        content_sha256(),
     )
 
 

@@ -14,6 +14,12 @@ KEPT_BYTES_MAX = 64 * 1024 * 1024
 
 MINUTE_MS = 60_000
 
+# Whether one that can be taken, or was, has the same content and came before.
+_AGAIN = """
+    content_sha256 is not null and row_number() over (
+      partition by source, content_sha256 order by body is null and accepted_ms is null, id) > 1
+"""
+
 
 class Rejection(msgspec.Struct, frozen=True):
     """How often a source refused for one reason; the last one's request id and detail."""
@@ -46,6 +52,7 @@ class Line(msgspec.Struct, frozen=True):
 class Request(msgspec.Struct, frozen=True):
     """A refused request. `header_names` and `headers` are JSON.
 
+    `content_sha256` is over what the sender signed but the time, so it tells one that came again.
     `url`, `headers` and `body` are there together or not at all.
     """
 
@@ -59,6 +66,7 @@ class Request(msgspec.Struct, frozen=True):
     body_bytes: int | None
     detail: str
     skew_s: int | None = None
+    content_sha256: bytes | None = None
     url: str | None = None
     headers: str | None = None
     body: bytes | None = None
@@ -120,13 +128,13 @@ def _prune_counts(tx: Tx, source: str) -> None:
 
 
 def keep(tx: Tx, request: Request) -> None:
-    """Keep a refused request; the oldest of its source and reason go."""
+    """Keep a refused request, until `prune_kept`."""
     tx.db.execute(
         """
         insert into receiver_rejected (
           source, reason, request_id, received_ms, method, address, header_names, body_bytes,
-          detail, skew_s, url, headers, body)
-        values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+          detail, skew_s, content_sha256, url, headers, body)
+        values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
         """,
         (
             request.source,
@@ -139,42 +147,52 @@ def keep(tx: Tx, request: Request) -> None:
             request.body_bytes,
             request.detail,
             request.skew_s,
+            request.content_sha256,
             request.url,
             request.headers,
             request.body,
         ),
     )
-    _prune_kept(tx, request.source, request.reason)
-
-
-def _prune_kept(tx: Tx, source: str, reason: str) -> None:
-    tx.db.execute(
-        """
-        delete from receiver_rejected
-        where source = :source and reason = :reason and id <= (
-          select id from receiver_rejected where source = :source and reason = :reason
-          order by id desc limit 1 offset :most)
-        """,
-        {"source": source, "reason": reason, "most": KEPT_MAX},
-    )
 
 
 def prune_kept(tx: Tx) -> None:
-    """The oldest go that are over the limits for all sources.
+    """Those go that are over the limits: first what came again, then the oldest.
 
-    Genuine ones apart, so that garbage can't push them out.
+    Else whoever has one stale request could push out all others with it. Genuine ones are apart,
+    so that garbage can't push them out.
     """
+    _prune_each(tx)
+    _prune_all(tx)
+
+
+def _prune_each(tx: Tx) -> None:
     tx.db.execute(
-        """
+        f"""
+        delete from receiver_rejected where id in (
+          select id from (
+            select id, row_number() over (
+              partition by source, reason order by again, id desc) as place
+            from (select id, source, reason, {_AGAIN} as again from receiver_rejected))
+          where place > ?)
+        """,  # noqa: S608  constant text
+        (KEPT_MAX,),
+    )
+
+
+def _prune_all(tx: Tx) -> None:
+    tx.db.execute(
+        f"""
         delete from receiver_rejected where id in (
           select id from (
             select id,
               row_number() over kind as place,
-              sum(coalesce(length(body), 0)) over kind as bytes
-            from receiver_rejected
-            window kind as (partition by reason = 'expired' order by id desc))
+              sum(bytes) over kind as bytes
+            from (
+              select id, reason, coalesce(length(body), 0) as bytes, {_AGAIN} as again
+              from receiver_rejected)
+            window kind as (partition by reason = 'expired' order by again, id desc))
           where place > ? or bytes > ?)
-        """,
+        """,  # noqa: S608  constant text
         (KEPT_IN_ALL_MAX, KEPT_BYTES_MAX),
     )
 
@@ -243,7 +261,7 @@ def listed(
 
 _COLUMNS = """
     id, accepted_ms, event, source, reason, request_id, received_ms, method, address,
-    header_names, body_bytes, detail, skew_s, url, headers, body
+    header_names, body_bytes, detail, skew_s, content_sha256, url, headers, body
 """
 
 

@@ -487,6 +487,8 @@ create table receiver_rejected (
   detail text not null,
   -- how late (above 0) or early a genuine one came
   skew_s integer,
+  -- of a genuine one: over what its sender signed, but the time
+  content_sha256 blob check (length(content_sha256) = 32),
   -- what judging it again takes; only of a genuine one, or where the config asks for it
   url text,
   headers text,

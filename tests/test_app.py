@@ -653,6 +653,21 @@ def test_stale_deliveries_kept_between_two_writes_are_bounded(edge: Edge) -> Non
     assert edge.rows("select count(*) from receiver_rejected") == [(tally.EXPIRED_MAX,)]
 
 
+def test_a_stale_delivery_replayed_in_a_flood_keeps_no_other_from_being_kept(edge: Edge) -> None:
+    replayed, genuine = stripe_body("evt_1", "a.b"), stripe_body("evt_2", "a.b")
+
+    for _ in range(tally.EXPIRED_MAX + 5):
+        edge.deliver("stripe", replayed, now_ms=NOW_MS - 301_000)
+    edge.deliver("stripe", genuine, now_ms=NOW_MS - 301_000)
+    # The same facts under another time and signature.
+    edge.deliver("stripe", replayed, now_ms=NOW_MS - 302_000)
+
+    edge.refusals()
+    kept = edge.rows("select body, content_sha256 from receiver_rejected")
+    assert [body for body, _ in kept].count(genuine) == 1
+    assert len({content for _, content in kept}) == 2
+
+
 def test_of_refused_requests_the_names_of_headers_are_kept_and_no_value(edge: Edge) -> None:
     headers = [("X-Hub-Signature-256", "sha256=00"), ("X-Forwarded-For", "192.0.2.7")]
 

@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from store import rejections, secrets
+from store import forgotten, rejections, secrets
 from store.database import Snapshot, Store, Tx
 from store.rejections import Request
 from store.secrets import SecretUse
@@ -89,6 +89,34 @@ def test_kept_requests_of_a_source_and_reason_are_bounded_and_the_oldest_go(
     assert kept(store) == 3
     assert rejections.by_request(seen(store), "r-2") is None
     assert rejections.by_request(seen(store), "r-4") is not None
+
+
+@pytest.mark.parametrize("limit", ["KEPT_MAX", "KEPT_IN_ALL_MAX"])
+def test_a_stale_request_sent_again_and_again_pushes_out_no_other(
+    store: Store, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    monkeypatch.setattr(rejections, limit, 4)
+    one, other, third = (replace(STALE, content_sha256=bytes([n]) * 32) for n in range(3))
+    keep(store, replace(one, request_id="one"), replace(other, request_id="other"))
+
+    keep(store, *(replace(one, request_id=f"again-{number}") for number in range(9)))
+    keep(store, replace(third, request_id="third"))
+
+    listed = [line.request_id for line in rejections.listed(seen(store))]
+    assert listed == ["third", "again-8", "other", "one"]
+
+
+def test_what_came_again_stays_where_the_first_has_lost_its_body(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rejections, "KEPT_MAX", 2)
+    same = replace(STALE, content_sha256=bytes(32))
+    keep(store, same)
+    store.write(lambda tx: forgotten.forget_one_rejected(tx, 1))
+
+    keep(store, same, same)
+
+    assert [line.number for line in rejections.listed(seen(store))] == [3, 2]
 
 
 @pytest.mark.parametrize(("limit", "value"), [("KEPT_IN_ALL_MAX", 3), ("KEPT_BYTES_MAX", 20)])
