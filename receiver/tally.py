@@ -27,7 +27,8 @@ KEPT_IN_ALL_MAX = 30
 #: Characters of a kept request's header names, and bytes of its body where the config asks for it.
 NAMES_CHARS_MAX = 2_000
 BODY_BYTES_MAX = 65_536
-#: This many stale deliveries of one source in so many milliseconds mean that a clock is wrong.
+#: This many stale deliveries of one source in so many milliseconds mean that a clock is wrong; for
+#: as long it is not said again.
 CLOCK_ALARM_COUNT = 3
 CLOCK_ALARM_MS = 600_000
 
@@ -85,6 +86,7 @@ class Tally:
         self._used: Used = {}
         self._expired: list[Request] = []
         self._clock_alarms: dict[str, deque[int]] = {}
+        self._clock_told: dict[str, int] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._written: asyncio.Future[None] | None = None
 
@@ -230,6 +232,10 @@ class Tally:
         seen.append(at_ms)
         if len(seen) < CLOCK_ALARM_COUNT or at_ms - seen[0] > CLOCK_ALARM_MS:
             return
+        told_ms = self._clock_told.get(source)
+        if told_ms is not None and 0 <= at_ms - told_ms <= CLOCK_ALARM_MS:
+            return
+        self._clock_told[source] = at_ms
         seen.clear()
         log.error(
             "clock",

@@ -644,6 +644,17 @@ def test_three_stale_deliveries_in_ten_minutes_raise_an_alarm_about_the_clock(
     assert re.search(r"skew_s=-?400\b", alarm.getMessage())
 
 
+def test_a_flood_of_stale_deliveries_raises_one_alarm_in_ten_minutes(
+    edge: Edge, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(2):
+        for _ in range(12):
+            edge.deliver("stripe", stripe_body("evt_1", "a.b"), now_ms=edge.clock() - 400_000)
+        edge.clock.now_ms += 600_001
+
+    assert len([line for line in caplog.messages if line.startswith("clock ")]) == 2
+
+
 def test_stale_deliveries_kept_between_two_writes_are_bounded(edge: Edge) -> None:
     for count in range(tally.EXPIRED_MAX + 5):
         body = stripe_body(f"evt_{count}", "a.b")
