@@ -79,8 +79,19 @@ def delivery_of(source: Source, request: Request) -> Delivery | None:
         headers=headers,
         body=request.body,
         received_ms=request.received_ms,
-        inflated=_inflated(request.body) if packed else None,
+        inflated=unpacked(request.body) if packed else None,
     )
+
+
+def unpacked(body: bytes) -> bytes | None:
+    """A body that came as gzip, as it was before; None if it is none."""
+    # Only what was gzip needs the server's limits.
+    from receiver.app import Refused, inflate
+
+    try:
+        return inflate(body, len(body) * 1024)
+    except Refused:
+        return None
 
 
 def events_of(source: Source, kept: Kept) -> tuple[Event, ...]:
@@ -182,13 +193,3 @@ def _unjudged() -> Finding:
         "the headers that it takes are there, so the secret, the body or the URL is another one "
         "than the sender's; which of them can't be told, since its body was not kept",
     )
-
-
-def _inflated(body: bytes) -> bytes | None:
-    # Only what was gzip needs the server's limits.
-    from receiver.app import Refused, inflate
-
-    try:
-        return inflate(body, len(body) * 1024)
-    except Refused:
-        return None

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
+from receiver import rejected
 from receiver.config import Retention, Settings
 from receiver.extract import canonical, whole
 from receiver.operate import GAP_S, By, Declined, target_of
@@ -205,20 +206,27 @@ def redact(tx: Tx, event: int, content: tuple[bytes | None, Sequence[str]], by: 
     )
 
 
-def redact_rejected(store: Store, customer: str) -> int:
+def in_rejected(snapshot: Snapshot, customer: str) -> list[int]:
+    """Refused requests whose kept body has this value, as it came or unpacked."""
+    return [
+        number
+        for number, body in forgotten.rejected(snapshot)
+        if any(_says(each, customer) for each in (body, rejected.unpacked(body)) if each)
+    ]
+
+
+def _says(body: bytes, customer: str) -> bool:
+    kinds = ("json", "form")
+    return customer.encode() in body or any(mentions(body, kind, customer) for kind in kinds)
+
+
+def redact_rejected(tx: Tx, customer: str, by: By) -> int:
     """Let go of what refused requests held that mention the person; how many."""
-
-    def run(tx: Tx) -> int:
-        found = [
-            number
-            for number, body in forgotten.rejected(tx)
-            if mentions(body, "json", customer) or customer.encode() in body
-        ]
-        for number in found:
-            forgotten.forget_one_rejected(tx, number)
-        return len(found)
-
-    return store.write(run)
+    found = in_rejected(tx, customer)
+    for number in found:
+        forgotten.forget_one_rejected(tx, number)
+        audit.add(tx, by.actor, "redact", f"rejection {number}", by.reason, "{}")
+    return len(found)
 
 
 def _check_finished(tx: Tx, row: Row) -> None:

@@ -1,7 +1,8 @@
 """Bodies that go, by age or because they are a person's; and all that stays."""
 
+import gzip
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,9 +11,10 @@ import pytest
 
 from receiver.config import Settings
 from receiver.retention import DAY_MS, mentions, prune
-from store import inbox
+from store import inbox, rejections
 from store.database import Store
 from store.forgotten import Held
+from store.rejections import Request
 from tests.command import Command
 from tests.conftest import CONFIG, World, stripe_body
 
@@ -286,6 +288,37 @@ def test_a_person_is_found_in_records_whose_events_were_pruned(
 
     assert "1 of 1 event" in ran.out
     assert world.query("select subject from receiver_records where data = '{}'") == [("evt_1",)]
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
+def test_a_person_of_whom_only_a_refused_request_tells_is_redacted_too(
+    world: World, receiver: Command, pack: Callable[[bytes], bytes]
+) -> None:
+    request = Request(
+        source="stripe",
+        reason="expired",
+        request_id="r-1",
+        received_ms=world.clock(),
+        method="POST",
+        address="192.0.2.7",
+        header_names="[]",
+        body_bytes=2,
+        detail="late",
+        skew_s=400,
+        url="https://h.test/",
+        headers="[]",
+        body=pack(b'{"customer": {"id": "cus_1"}}'),
+    )
+    world.store.write(lambda tx: rejections.keep(tx, request))
+    asked = ("redact", "--customer", "cus_1", "--reason", "asked to be forgotten")
+
+    assert "rejection 1" in receiver(*asked, "--dry-run").out
+    ran = receiver(*asked, "--yes")
+
+    assert ran.code == 0, ran.err
+    assert "1 refused request emptied" in ran.out
+    assert world.query("select body, headers from receiver_rejected") == [(None, None)]
+    assert world.query("select action, target from receiver_audit") == [("redact", "rejection 1")]
 
 
 def test_a_full_disk_after_a_redaction_is_told_in_words(

@@ -331,13 +331,18 @@ def redact(
         if customer:
             rows = find_customer(store, customer)
         rows = list(dict.fromkeys(rows))
-        if dry_run or not rows:
-            tell_found(store, rows)
+        seek = functools.partial(retention.in_rejected, customer=customer or "")
+        refused = look(seek) if customer else []
+        if dry_run or not (rows or refused):
+            tell_found(store, rows, refused)
             return FINE
+        what = console.counted(len(rows), "event")
+        if refused:
+            what += f" and {console.counted(len(refused), 'refused request')}"
         if not yes:
-            confirm(f"Empty {console.counted(len(rows), 'event')} for ever?")
+            confirm(f"Empty {what} for ever?")
         done = redact_all(store, settings, rows, customer, operate.By(who, reason))
-    console.say(f"{done} of {console.counted(len(rows), 'event')} emptied")
+    console.say(f"{done} of {what} emptied")
     console.warn(
         "backups made before still have the data: remove them when you no longer need them"
     )
@@ -362,7 +367,7 @@ def find_customer(store: "Store", customer: str) -> list[int]:
     return sorted(found)
 
 
-def tell_found(store: "Store", rows: list[int]) -> None:
+def tell_found(store: "Store", rows: list[int], refused: list[int]) -> None:
     from receiver import retention, shown
     from store import inbox
 
@@ -371,7 +376,9 @@ def tell_found(store: "Store", rows: list[int]) -> None:
         row = look(functools.partial(inbox.by_row, row=number))
         assert row is not None, "events are never deleted"
         console.say(f"{row.id}  {shown.name_of(row)}  {row.type}  {row.state}")
-    if not rows:
+    for number in refused:
+        console.say(f"rejection {number}")
+    if not rows and not refused:
         console.warn("no event fits", None)
 
 
@@ -393,7 +400,7 @@ def redact_all(
                 console.warn(f"{row}  not done: {error}")
             advance(1)
     if customer:
-        retention.redact_rejected(store, customer)
+        store.write(functools.partial(retention.redact_rejected, customer=customer, by=by))
     empty_wal(store)
     return done
 
