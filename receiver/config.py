@@ -292,6 +292,19 @@ class Settings(msgspec.Struct, frozen=True):
     warnings: tuple[str, ...] = ()
     _rules_for: dict[tuple[str, str], tuple[Rule, ...]] = msgspec.field(default_factory=dict)
 
+    def source_of(self, name: str, identity: str, event_type: str) -> Source | None:
+        """The source that judges a stored event: the one that it came in by.
+
+        Where that is gone, the only one of its identity, if it has rules for such an event: it is
+        the same sender's, under another name.
+        """
+        if name in self.sources:
+            return self.sources[name]
+        heirs = [one for one in self.sources.values() if one.contract.identity == identity]
+        if len(heirs) == 1 and self.rules_for(heirs[0].name, event_type):
+            return heirs[0]
+        return None
+
     def rules_for(self, source: str, event_type: str) -> tuple[Rule, ...]:
         """The rules for events of that type: those that link, those that project, the others."""
         known = self._rules_for.get((source, event_type))

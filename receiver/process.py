@@ -397,9 +397,12 @@ class Processor:
 
 def stored_event(snapshot: Snapshot, settings: Settings, known: Row) -> Event:
     """A stored event as it was verified, judged under `settings`; raises NotReplayable."""
-    source = settings.sources.get(known.endpoint)
+    source = settings.source_of(known.endpoint, known.source, known.type)
     if source is None:
-        raise NotReplayable(f"source {known.endpoint} is no longer in the config")
+        raise NotReplayable(
+            f"source {known.endpoint} is no longer in the config "
+            f'(if it has another name now, it needs identity = "{known.source}")'
+        )
     body = inbox.payload(snapshot, known.id)
     if body is None:
         raise NotReplayable("its payload was pruned or redacted")

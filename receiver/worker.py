@@ -299,7 +299,9 @@ class Events(Group):
 
     def _prepare(self, processor: Processor, known: Row) -> Prepared:
         """What the rules' prepare functions give; with the network, so outside a transaction."""
-        rules = processor.settings.rules_for(known.endpoint, known.type)
+        settings = processor.settings
+        source = settings.source_of(known.endpoint, known.source, known.type)
+        rules = () if source is None else settings.rules_for(source.name, known.type)
         if all(rule.prepare is None for rule in rules):
             return UNPREPARED
         try:

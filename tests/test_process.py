@@ -133,6 +133,39 @@ def test_an_event_whose_source_is_gone_is_judged_by_the_one_that_brings_it_again
     assert world.invoice("evt_1", "in_1") == "done"
 
 
+@pytest.fixture
+def renamed() -> str:
+    """`stripe` under another name, and nobody else of its identity."""
+    text = CONFIG.replace('\nidentity = "stripe"', "")
+    text = text.replace("[sources.stripe]", '[sources.payments]\nidentity = "stripe"')
+    return text.replace('source = "stripe"', 'source = "payments"').replace(
+        '["stripe", ', '["payments", '
+    )
+
+
+def test_what_waits_is_applied_when_its_source_was_renamed_and_kept_its_identity(
+    world: World, renamed: str
+) -> None:
+    world.invoice("evt_1", "in_1")
+    world.configure(renamed)
+
+    world.link()
+
+    assert (world.state("evt_1"), world.balance()) == ("done", 100)
+
+
+def test_an_event_whose_source_is_gone_is_not_closed_by_another_that_has_no_rule_for_it(
+    world: World, renamed: str
+) -> None:
+    world.invoice("evt_1", "in_1")
+    world.configure(renamed.replace('"invoice.paid", ', ""))
+
+    world.link()
+
+    assert world.state("evt_1") == "quarantined"
+    assert 'identity = "stripe"' in str(world.event("evt_1").reason)
+
+
 def test_a_redelivery_that_ends_the_transaction_is_counted_like_any_other(world: World) -> None:
     run = {"id": "x", "run": "tx.sql('insert into poison values (1)')"}
     world.stripe("evt_1", "handler.called", **run)
