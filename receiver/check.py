@@ -11,7 +11,7 @@ from receiver import caller, caveats, duties
 from receiver.config import ConfigError, Settings, Sql, load
 from receiver.process import Processor
 from receiver.shown import mending
-from store import captured, founder, integrity, ledger, names
+from store import captured, counts, founder, integrity, ledger, names
 from store.database import Snapshot, exists, snapshot
 from store.errors import StoreError
 
@@ -115,6 +115,7 @@ def _database(settings: Settings) -> list[Finding]:
             return [
                 *_file(seen, path),
                 *_lost_names(seen, settings),
+                *_lost_destinations(seen, settings),
                 *_statements(seen, settings),
                 *_uncaptured(settings, captured.listed(seen)),
             ]
@@ -185,6 +186,18 @@ def _file(seen: Snapshot, path: Path) -> list[Finding]:
         for workspace, unit, balance, total in ledger.disagreements(seen)
     ]
     return wrong or [Finding("fine", f"database: {path}: whole, schema version {version}")]
+
+
+def _lost_destinations(seen: Snapshot, settings: Settings) -> list[Finding]:
+    lost = {one.destination for one in counts.messages(seen)} - settings.destinations.keys()
+    return [
+        Finding(
+            "warning",
+            f"destination {name}: the config no longer has it, so what is owed to it waits: "
+            f"`receiver outbox list --destination {name}`",
+        )
+        for name in sorted(lost)
+    ]
 
 
 def _lost_names(seen: Snapshot, settings: Settings) -> list[Finding]:

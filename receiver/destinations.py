@@ -3,6 +3,8 @@
 import importlib
 import re
 import threading
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -99,6 +101,15 @@ class Command(msgspec.Struct, frozen=True):
 
 Destination = Http | Email | Command
 
+#: What `render` makes for each kind.
+PARTS: Mapping[type, frozenset[str]] = MappingProxyType(
+    {
+        Http: frozenset({"json", "headers"}),
+        Email: frozenset({"to", "subject", "text"}),
+        Command: frozenset({"argv", "input"}),
+    }
+)
+
 
 class Owed(msgspec.Struct, frozen=True):
     """One attempt at one message. `body` is what `render` made."""
@@ -165,6 +176,11 @@ class Senders:
         A name that does not resolve may take the resolver's time on top, a program that ignores
         SIGTERM the grace it gets.
         """
+        if owed.body.keys() != PARTS[type(destination)]:
+            return Never(
+                f"it was written when {destination.name} was another kind of destination: make it "
+                "that again and `receiver outbox retry`, or cancel it"
+            )
         # Each way is imported where a message goes it, not by every start: see `import_way`.
         match destination:
             case Http():

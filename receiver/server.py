@@ -675,10 +675,11 @@ def restart_needed(old: Settings, new: Settings) -> list[str]:
 
 
 def gone(old: Settings, new: Settings) -> list[str]:
-    """The sources and rules that were there and are not any more."""
+    """The sources, rules and destinations that were there and are not any more."""
     return [
         *(f"source {name}" for name in old.sources if name not in new.sources),
         *(f"rule {name}" for name in old.operations if name not in new.operations),
+        *(f"destination {name}" for name in old.destinations if name not in new.destinations),
     ]
 
 

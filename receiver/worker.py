@@ -398,8 +398,7 @@ class Messages(Outward):
         try:
             return worker.senders.send(destination, dispatch.owed(leased), worker.clock())
         except Exception as error:
-            # A fault of ours ends the attempt like any other: it is counted, and bounded. The
-            # destination may be of another kind than when the message was rendered.
+            # A fault of ours ends the attempt like any other: it is counted, and bounded.
             log_unexpected(error, message=leased.message.id)
             why = f"sending it to this {type(destination).__name__} failed inside Receiver"
             return Unknown(one_line(f"{why}{process.failure_of(error)}"))

@@ -27,9 +27,10 @@ from receiver.commands import shared
 from receiver.config import ConfigError, load
 from receiver.handlers import Handlers
 from receiver.signing import sign
-from store import rejections
+from store import outbox, rejections
 from store.database import Store
 from store.errors import Refused, StoreError, Unavailable
+from store.operations import Key
 from tests.conftest import CONFIG, HANDLERS, NOW_MS, SECRETS, Clock, World, stripe_body
 from tests.far_side import unused_port
 
@@ -659,6 +660,17 @@ def test_check_finds_the_names_that_the_config_lost(run: Run, world: World) -> N
     assert code == 0
     (warning,) = found["warnings"]
     assert "operation feedback-alert" in warning
+
+
+def test_check_tells_of_messages_whose_destination_the_config_lost(run: Run, world: World) -> None:
+    key = Key("stripe", "", "in_1", "initial-credit-grant")
+    world.store.write(lambda tx: outbox.insert(tx, key, "nowhere", "", body="[]", event=None))
+
+    code, found = checked(run)
+
+    assert code == 0
+    (warning,) = found["warnings"]
+    assert "destination nowhere: the config no longer has it" in warning
 
 
 def test_check_tells_once_that_the_handlers_are_missing(run: Run, tmp_path: Path) -> None:

@@ -49,6 +49,18 @@ def program(folder: Path, text: str, mode: int = 0o755) -> str:
     return str(path)
 
 
+def test_what_was_written_for_another_kind_of_destination_is_never_sent() -> None:
+    others: tuple[dict[str, Any], ...] = (
+        {"json": {}, "headers": {}},
+        {"to": "a@b.test", "subject": "s", "text": "t"},
+    )
+    for other in others:
+        result = Senders().send(command(), owed(other), 0)
+
+        assert isinstance(result, Never)
+        assert "deploy was another kind of destination" in said(result)
+
+
 def test_a_program_reads_the_message_and_gets_its_arguments_as_they_are(tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     text = f'#!/bin/sh\ncat > {kept}\nprintf "%s|" "$@"\n'

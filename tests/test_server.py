@@ -589,8 +589,9 @@ def test_a_config_that_lost_all_its_sources_is_not_taken(start: Start, tmp_path:
         assert wire.ask(request).status == 200
 
 
-def test_sources_and_rules_that_a_reload_takes_away_are_named(start: Start, tmp_path: Path) -> None:
-    server = start(CONFIG + SECOND)
+def test_what_a_reload_takes_away_is_named(start: Start, tmp_path: Path) -> None:
+    team = '[destinations.team]\nkind = "http"\nurl = "http://127.0.0.1:1/"\n'
+    server = start(CONFIG + SECOND + team)
     assert server.port
 
     configure(tmp_path, CONFIG[: CONFIG.rindex("[[rules]]")])
@@ -600,6 +601,7 @@ def test_sources_and_rules_that_a_reload_takes_away_are_named(start: Start, tmp_
     assert [line.rpartition(": ")[2] for line in server.lines if " is gone" in line] == [
         "source second is gone",
         "rule wait is gone",
+        "destination team is gone",
     ]
 
 
