@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import msgspec
 import uvloop
@@ -534,18 +534,38 @@ class Readiness:
         self.committed = written.exception() is None
 
 
+class Bound(NamedTuple):
+    """The path of a unix socket, and which file that is."""
+
+    path: Path
+    device: int
+    inode: int
+    made_ns: int
+
+    @classmethod
+    def at(cls, path: Path) -> "Bound | None":
+        """What is there now. Its time too, as the number of a removed file is used again."""
+        try:
+            status = path.stat()
+        except OSError:
+            return None
+        return cls(path, status.st_dev, status.st_ino, status.st_mtime_ns)
+
+
 class Sockets(msgspec.Struct, frozen=True):
     """Bound sockets, and the paths of those that are ours to remove."""
 
     public: list[socket.socket]
     admin: list[socket.socket]
-    paths: list[Path]
+    paths: list[Bound]
 
     def close(self) -> None:
         for each in (*self.public, *self.admin):
             each.close()
-        for path in self.paths:
-            path.unlink(missing_ok=True)
+        for bound in self.paths:
+            # Not that of another server, which was started while this one had still to drain.
+            if Bound.at(bound.path) == bound:
+                bound.path.unlink(missing_ok=True)
 
 
 def open_sockets(settings: Settings) -> Sockets:
@@ -571,7 +591,7 @@ def open_sockets(settings: Settings) -> Sockets:
     return sockets
 
 
-def bind(key: str, address: Address, paths: list[Path]) -> socket.socket:
+def bind(key: str, address: Address, paths: list[Bound]) -> socket.socket:
     """A socket for an address; the path of a unix socket is added to `paths`."""
     try:
         if address.unix is None:
@@ -581,7 +601,9 @@ def bind(key: str, address: Address, paths: list[Path]) -> socket.socket:
         raise StartError(
             f"{key}: can't listen on {address}: {error.strerror}{_CAUSES.get(error.errno or 0, '')}"
         ) from error
-    paths.append(address.unix)
+    there = Bound.at(address.unix)
+    if there is not None:
+        paths.append(there)
     return bound
 
 

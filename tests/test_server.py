@@ -27,6 +27,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from receiver.config import load
 from receiver.http import Limits
+from receiver.server import open_sockets
 from receiver.signing import sign
 from receiver.verify import Contract
 from store.database import snapshot
@@ -325,6 +326,22 @@ def test_a_locked_file_at_the_start_is_told_in_one_line(start: Start, tmp_path: 
 
 def unix_config(path: Path) -> str:
     return CONFIG.replace('listen = "127.0.0.1:0"', f'listen = "unix:{path}"')
+
+
+def test_a_server_that_drains_takes_its_successors_socket_not_along(tmp_path: Path) -> None:
+    configure(tmp_path, unix_config(tmp_path / "http.sock"))
+    settings = load(tmp_path / "receiver.toml", environment=SECRETS)
+    draining = open_sockets(settings)
+    draining.public[0].close()
+
+    successor = open_sockets(settings)
+    successor.public[0].listen()
+    draining.close()
+
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.connect(str(tmp_path / "http.sock"))
+    successor.close()
+    assert not (tmp_path / "http.sock").exists()
 
 
 def test_a_unix_socket_is_for_owner_and_group_and_goes_with_the_server(
