@@ -316,6 +316,9 @@ class Server:
         self._writer.submit(processor.start).add_done_callback(_report_failure)
         if self._worker is not None:
             self._worker.start()
+        # The functions of the old handlers.py and its globals hold each other, and so little is
+        # left for the collector otherwise that it would hardly ever look.
+        gc.collect()
         self._log_warnings()
         log.info("reload %s: done, %s", path, counted(len(new.sources), "source"))
 

@@ -31,7 +31,7 @@ from receiver.server import open_sockets
 from receiver.signing import sign
 from receiver.verify import Contract
 from store.database import snapshot
-from tests.service import held_lock, until
+from tests.service import STRIPE_CONFIG, held_lock, services, until
 from tests.test_http import Loop, Rig, Wire
 from tests.test_systemd import Manager
 
@@ -604,6 +604,23 @@ def test_a_config_that_lost_all_its_sources_is_not_taken(start: Start, tmp_path:
     server.line("the old config stays in force")
     with server.wire() as wire:
         assert wire.ask(request).status == 200
+
+
+def test_a_reload_lets_go_of_the_handlers_before_the_last(tmp_path: Path) -> None:
+    bulk = 20_000_000
+    handlers = f"BULK = b'x' * {bulk}\n\ndef note(event, tx):\n    return None\n"
+    with services(tmp_path) as start_service:
+        service = start_service('handlers = "handlers.py"\n' + STRIPE_CONFIG, handlers)
+
+        def reload(number: int) -> int:
+            service.reload()
+            until(lambda: service.log.count(": done, 1 source") == number)
+            return service.resident_bytes()
+
+        first = reload(1)
+        last = max(map(reload, range(2, 6)))
+
+    assert last - first < 2 * bulk
 
 
 def test_what_a_reload_takes_away_is_named(start: Start, tmp_path: Path) -> None:
