@@ -351,6 +351,14 @@ def load(
     return build(read(path), path, secrets=secrets, environment=environment)
 
 
+def load_again(old: Settings) -> Settings:
+    """The file of a running process as it is now; one without any source is refused too."""
+    new = load(old.path)
+    if old.sources and not new.sources:
+        raise ConfigError(["sources: there is none any more (was the file cut short?)"])
+    return new
+
+
 def build(
     document: Mapping[str, object],
     path: Path,

@@ -301,10 +301,9 @@ class Server:
             self._notifier.ready(status)
 
     def _take(self, path: Path) -> None:
-        old, processor = self._settings, Processor.load(config.load(path))
+        old = self._settings
+        processor = Processor.load(config.load_again(old))
         new = processor.settings
-        if old.sources and not new.sources:
-            raise config.ConfigError(["sources: there is none any more (was the file cut short?)"])
         tls = None if self._tls is None else tls_context(new)
         for name in restart_needed(old, new):
             log.warning("reload %s: %s changed; restart to use it", path, name)

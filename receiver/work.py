@@ -1,6 +1,7 @@
 """The worker as a process of its own, beside a server that only receives."""
 
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -170,7 +171,7 @@ class Work:
     def _take(self, path: Path) -> None:
         """Take the config file as it is now; a broken one changes nothing."""
         try:
-            processor = Processor.load(config.load(path))
+            processor = Processor.load(config.load_again(self._processor.settings))
         except ConfigError as error:
             for problem in error.problems:
                 log.error("reload %s: %s", path, problem)
@@ -178,6 +179,8 @@ class Work:
             return
         self._processor = processor
         self._worker.start()
+        # As in the server: else the old handlers.py would stay.
+        gc.collect()
         try:
             self._writer.write(processor.start)
         except Unavailable as error:

@@ -91,14 +91,15 @@ def test_it_says_what_it_works_on_and_when_it_stopped(apart: World, peer: Peer) 
     ]
 
 
+@pytest.mark.parametrize("broken", ["nonsense = 1\n", '[worker]\nrun = "separate"\n'])
 def test_a_config_that_broke_is_not_taken_and_a_new_destination_is(
-    apart: World, peer: Peer
+    apart: World, peer: Peer, broken: str
 ) -> None:
     path = apart.folder / "receiver.toml"
     good = path.read_text()
 
     with working(apart) as process:
-        path.write_text("nonsense = 1\n")
+        path.write_text(broken)
         process.send_signal(signal.SIGHUP)
         until(lambda: "the old config stays in force" in log_of(apart), PATIENCE_S)
         apart.configure(good.replace("app", "other"))
