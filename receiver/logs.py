@@ -10,9 +10,12 @@ import json
 import logging
 import os
 import re
+import select
+import stat
+import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TextIO
@@ -27,6 +30,10 @@ LINE_CHARS_MAX = 4_000
 FIELD_CHARS_MAX = 200
 LINES_HELD_MAX = 256
 FLUSH_S = 0.2
+#: Lines kept while nobody reads them, and bytes that what is said to have room takes without a
+#: wait (PIPE_BUF, pipe(7)).
+LINES_UNREAD_MAX = 1_000
+CHUNK_BYTES = 4_096
 #: Calls named of the way to an error, the innermost last.
 TRAIL_CALLS_MAX = 4
 #: Lines about unexpected errors in one minute; the rest is only counted.
@@ -57,6 +64,10 @@ class Lines:
         self._clock_ns = clock_ns
         self._stream: TextIO | None = None
         self._held: list[str] = []
+        self._room: select.poll | None = None
+        self._writing = threading.Lock()
+        self._unread: list[str] = []
+        self._lost = 0
         self._second = 0
         self._second_text = ""
         self.journal = False
@@ -64,7 +75,7 @@ class Lines:
     def open(self, stream: TextIO, *, journal: bool) -> None:
         """Write to `stream` from now on; until then no line goes anywhere."""
         self.flush()
-        self._stream, self.journal = stream, journal
+        self._stream, self.journal, self._room = stream, journal, _room_of(stream)
 
     def close(self) -> None:
         self.flush()
@@ -88,13 +99,37 @@ class Lines:
     warning = critical = error
 
     def flush(self) -> None:
-        # One assignment, so that a line of another thread is in one list or the other.
-        lines, self._held = self._held, []
-        # A log that can't be written must not stop deliveries.
-        with contextlib.suppress(OSError, ValueError):
-            if lines and self._stream is not None:
-                self._stream.write("".join(lines))
-                self._stream.flush()
+        """Write what is held, as far as it goes without a wait."""
+        with self._writing:
+            # One assignment, so that a line of another thread is in one list or the other.
+            lines, self._held = self._unread + self._held, []
+            left: list[str] = []
+            # A log that can't be written must not stop deliveries, nor one that nobody reads: a
+            # terminal that is held, a pipe whose reader hangs.
+            with contextlib.suppress(OSError, ValueError):
+                left = self._write(lines) if lines else []
+            self._unread = left[:LINES_UNREAD_MAX]
+            self._lost += len(left) - len(self._unread)
+
+    def _write(self, lines: list[str]) -> list[str]:
+        """Write lines; returns those that there is no room for."""
+        if self._room is None:
+            self._put("".join(lines))
+            return []
+        for number, chunk in _chunks(lines):
+            if not self._room.poll(0):
+                return lines[number:]
+            self._put(chunk)
+        if self._lost:
+            said = {"event": "lines of this log are lost, as nobody read it", "count": self._lost}
+            self._put(self.line("warning", said))
+            self._lost = 0
+        return []
+
+    def _put(self, text: str) -> None:
+        if self._stream is not None:
+            self._stream.write(text)
+            self._stream.flush()
 
     def line(self, name: str, fields: EventDict) -> str:
         """One line, for the way that is open."""
@@ -110,6 +145,29 @@ class Lines:
             self._second_text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
             self._second = seconds
         return f"{self._second_text}.{rest_ns // 1_000_000:03}Z"
+
+
+def _room_of(stream: TextIO) -> "select.poll | None":
+    """What tells whether there is room in a stream; None for a file, which always has."""
+    try:
+        if stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+            return None
+    except (OSError, ValueError):
+        return None
+    room = select.poll()
+    room.register(stream.fileno(), select.POLLOUT)
+    return room
+
+
+def _chunks(lines: list[str]) -> Iterator[tuple[int, str]]:
+    """Whole lines put together, each time with the number of the first."""
+    first, size = 0, 0
+    for number, line in enumerate(lines):
+        if size and size + len(line) > CHUNK_BYTES:
+            yield first, "".join(lines[first:number])
+            first, size = number, 0
+        size += len(line)
+    yield first, "".join(lines[first:])
 
 
 class Delivered(msgspec.Struct, omit_defaults=True):

@@ -154,6 +154,28 @@ def test_a_stream_that_fails_stops_nothing() -> None:
     lines.close()
 
 
+def test_a_log_that_nobody_reads_stops_nothing_and_goes_on_when_it_is_read() -> None:
+    lines = Lines()
+    reader, writer = os.pipe()
+    with open(reader, "rb", buffering=0) as read, open(writer, "w") as written:
+        lines.open(written, journal=False)
+        told = [f"{number:<500}\n" for number in range(3 * logs.LINES_UNREAD_MAX)]
+
+        for line in told:
+            lines.error(line)
+
+        seen = b""
+        while not seen.endswith(b"\n") or b"are lost" not in seen:
+            seen += read.read(65_536)
+            lines.flush()
+        lines.close()
+
+    *kept, lost = seen.decode().splitlines(keepends=True)
+    assert kept == told[: len(kept)]
+    assert len(kept) > logs.LINES_UNREAD_MAX
+    assert lost.endswith(f" count={len(told) - len(kept)}\n")
+
+
 def test_what_others_log_is_a_line_without_the_exceptions_text(stream: io.StringIO) -> None:
     try:
         raise ValueError("4242 SECRET")
