@@ -41,6 +41,10 @@ class Failure(NamedTuple):
     # Why it can't be the sender's; None for what was only not reached.
     words: str | None
 
+    def holds(self, at_ms: int) -> bool:
+        """Until its end; one that is further off was noted before the clock was set back."""
+        return 0 <= self.until_ms - at_ms <= UNTRUSTED_MS
+
 
 class Book:
     """The certificates that are known, by URL.
@@ -73,7 +77,7 @@ class Book:
         if known is not None and at_ms <= known.not_after_ms:
             return known
         failure = self._failed.get(url)
-        return None if failure is None or failure.until_ms < at_ms else failure.words
+        return failure.words if failure is not None and failure.holds(at_ms) else None
 
     def load(self, stored: Mapping[str, bytes]) -> None:
         """Take what was kept before."""
@@ -90,9 +94,9 @@ class Book:
         failure = self._failed.get(url)
         if url in self._waiting or self.get(url) is not None:
             return
-        if failure is not None and at_ms <= failure.until_ms:
+        if failure is not None and failure.holds(at_ms):
             return
-        askers = [one for asked_ms, one in self._recent if at_ms - asked_ms < 60_000]
+        askers = [one for asked_ms, one in self._recent if 0 <= at_ms - asked_ms < 60_000]
         if len(askers) == FETCHES_A_MINUTE_MAX or askers.count(asker) == FETCHES_FOR_ONE_MAX:
             return
         with contextlib.suppress(queue.Full):

@@ -232,6 +232,45 @@ def test_a_host_that_is_down_is_asked_again_soon_and_nothing_is_refused_meanwhil
     book.close()
 
 
+@pytest.mark.usefixtures("trusted")
+def test_what_failed_before_the_clock_was_set_back_is_fetched_again() -> None:
+    clock = Clock()
+    answers = [b"", LEAF.pem + ISSUER.pem]
+    book = Book(clock, fetch=lambda url: answers.pop(0))
+    clock.now_ms = NOW_MS + 86_400_000
+    book.want(URL)
+    settled(book)
+    assert isinstance(book.get(URL), str)
+
+    clock.now_ms = NOW_MS
+    assert book.get(URL) is None
+    book.want(URL)
+    settled(book)
+
+    assert isinstance(book.get(URL), Certificate)
+    book.close()
+
+
+def test_fetches_before_the_clock_was_set_back_are_not_recent() -> None:
+    clock = Clock()
+    asked: list[str] = []
+
+    def down(url: str) -> bytes:
+        asked.append(url)
+        raise Unreachable("down")
+
+    book = Book(clock, fetch=down)
+    clock.now_ms = NOW_MS + 86_400_000
+    for number in range(certificate_book.FETCHES_FOR_ONE_MAX):
+        book.want(f"{URL}-{number}")
+    clock.now_ms = NOW_MS
+    book.want(URL)
+    settled(book)
+
+    assert asked[-1] == URL
+    book.close()
+
+
 def test_a_flood_of_addresses_is_fetched_at_a_bounded_rate_and_forgotten() -> None:
     clock = Clock()
     asked: list[str] = []
