@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from receiver import backup, check, machine
+from receiver import backup, check, facts, machine
 from receiver.check import Finding
 from receiver.config import ConfigError, Settings, Source, load, read
 from receiver.console import age, counted, size
@@ -17,7 +17,6 @@ from receiver.sources import idle, tolerance_of
 from store import backups, inbox, integrity, rejections, secrets
 from store.database import Snapshot, exists, snapshot
 from store.errors import StoreError
-from store.lock import is_served
 
 DAY_MS = 86_400_000
 #: A backup that is older needs a look.
@@ -211,8 +210,9 @@ def _machine(settings: Settings, asked: Machine, now_ms: int) -> Iterator[Findin
         yield _site(url, site, now_ms)
     yield from _unsafe_urls(settings)
     yield from _unit(asked.unit)
-    if exists(settings.database) and not is_served(settings.database):
-        yield _warning("server: none runs on the database now: `receiver serve`")
+    if exists(settings.database):
+        for need in facts.amiss(facts.running_on(settings), settings):
+            yield _warning(f"{need.name}: {need.words}: `{need.command}`")
 
 
 def _syncs(syncs: Syncs | None) -> Iterator[Finding]:

@@ -26,6 +26,7 @@ from store.alerts import Alert
 from store.backups import Backup
 from store.counts import Failing, Owed
 from store.database import Snapshot
+from store.lock import is_served, workers
 from store.reconciles import Reconcile
 from store.secrets import SecretUse
 
@@ -34,6 +35,8 @@ HOUR_MS, DAY_MS = 3_600_000, 86_400_000
 CLOCK_MS = 600_000
 #: Refusals of a source in an hour from which on their part of its deliveries is judged.
 REFUSED_MIN = 5
+#: Where the units of a service manager are.
+UNIT_FOLDERS = ("/etc/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system")
 #: Refused for what the server, and not the sender, did.
 OUR_FAULT = "unavailable"
 
@@ -65,6 +68,14 @@ class Need(NamedTuple):
     words: str
     command: str
     told: bool = True
+
+
+class Running(NamedTuple):
+    """Whether a server runs on the file, and where workers do; None: not known."""
+
+    server: bool | None
+    #: Of `inside` and `separate`, as in worker.run.
+    workers: tuple[str, ...] | None
 
 
 class Facts(msgspec.Struct, frozen=True):
@@ -147,6 +158,45 @@ def look(snapshot: Snapshot, settings: Settings, now_ms: int, disk: Disk) -> Fac
         open_alerts=tuple(alerts.opened(snapshot)),
         disk=disk,
     )
+
+
+def running_on(settings: Settings) -> Running:
+    """Who holds the locks beside the file now; no network, and SQLite's own are not touched."""
+    return Running(is_served(settings.database), workers(settings.database))
+
+
+def amiss(running: Running, settings: Settings) -> list[Need]:
+    """Processes that should run and do not, or run otherwise than the config says.
+
+    For `status` and `doctor` alone: who would send an alert is what does not run.
+    """
+    server = _look_at("receiver", "receiver serve")
+    if running.server is False:
+        words = "none runs on the database, so nothing is received"
+        return [Need("server", "", words, server), *_amiss_apart(running, settings)]
+    found = _amiss_apart(running, settings)
+    inside = running.workers is not None and "inside" in running.workers
+    if running.workers is not None and inside is not (settings.worker.run == "inside"):
+        state = "works itself" if inside else "runs without a worker"
+        words = f"the server {state}, which is not what worker.run says now: restart it"
+        found.append(Need("worker", "inside", words, server))
+    return found
+
+
+def _amiss_apart(running: Running, settings: Settings) -> list[Need]:
+    wanted = settings.worker.run == "separate"
+    if running.workers is None or wanted is ("separate" in running.workers):
+        return []
+    words = f'one runs apart, but worker.run is "{settings.worker.run}": stop it'
+    if wanted:
+        words = 'none runs, but worker.run is "separate"'
+    return [Need("worker", "apart", words, _look_at("receiver-worker", "receiver work"))]
+
+
+def _look_at(unit: str, otherwise: str) -> str:
+    # No program is asked: the walls of a service may let none run.
+    installed = any(Path(folder, f"{unit}.service").exists() for folder in UNIT_FOLDERS)
+    return f"systemctl status {unit}" if installed else otherwise
 
 
 def disk_of(database: Path) -> Disk:

@@ -122,6 +122,8 @@ def serve(
             log.warning(
                 "another server runs on this file: stop one of them", file=str(settings.database)
             )
+        if settings.worker.run == "inside":
+            store.work("inside")
         logs.flush_regularly(runner.get_loop())
         watch_descriptors(runner.get_loop())
         runner.run(_serve(processor, store, clock, limits, sockets, ready))

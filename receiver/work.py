@@ -199,6 +199,7 @@ def work(config_path: Path, clock: Callable[[], int]) -> int:
     lines = logs.configure(sys.stderr, os.environ)
     with contextlib.closing(lines):
         store = Store.create(settings.database, clock)
+        store.work("separate")
         Work(processor, store, systemd.Notifier(os.environ), lines.flush).run()
     return 0
 

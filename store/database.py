@@ -238,6 +238,10 @@ class Store:
         """Be the server on this file until it is closed; False if another process is."""
         return self._lock.serve()
 
+    def work(self, place: str) -> None:
+        """Be a worker on this file until it is closed, `inside` a server or `separate`."""
+        self._lock.work(place)
+
     def empty_wal(self) -> bool:
         """Move the -wal into the file and cut it to nothing; False while readers need it.
 

@@ -8,10 +8,13 @@ import contextlib
 import fcntl
 import os
 import struct
+from collections.abc import Mapping
 from pathlib import Path
 
-#: One byte for each thing that is held: the file is in use; a server runs on it.
+#: One byte for each thing that is held: the file is in use; a server runs on it; a worker does,
+#: in the server or apart.
 _IN_USE, _SERVING = 0, 1
+_WORKING: Mapping[str, int] = {"inside": 2, "separate": 3}
 
 #: struct flock of fcntl(2): type, whence, start, length, pid. The pid must be 0.
 _FLOCK = "hhqqi4x"
@@ -48,6 +51,11 @@ class Lock:
         """Be the server on the file, until the process ends; False if another process is."""
         return self._take(_SERVING, fcntl.F_WRLCK)
 
+    def work(self, place: str) -> None:
+        """Be a worker on the file, `inside` a server or `separate`, until the process ends."""
+        # Beside others: nobody ever holds it alone.
+        self._take(_WORKING[place], fcntl.F_RDLCK)
+
     def close(self) -> None:
         """Let go of everything; again does nothing."""
         descriptor, self._descriptor = self._descriptor, -1
@@ -71,15 +79,30 @@ def _mode(database: str | Path) -> int:
         return 0o600
 
 
-def is_served(database: str | Path) -> bool:
-    """Whether a server runs on the file."""
+def is_served(database: str | Path) -> bool | None:
+    """Whether a server runs on the file; None where this user may not know."""
+    return _is_held(database, _SERVING)
+
+
+def workers(database: str | Path) -> tuple[str, ...] | None:
+    """Where workers run on the file: `inside` a server, `separate`; None as above."""
+    held = {place: _is_held(database, byte) for place, byte in _WORKING.items()}
+    if None in held.values():
+        return None
+    return tuple(place for place, is_held in held.items() if is_held)
+
+
+def _is_held(database: str | Path, place: int) -> bool | None:
     try:
-        descriptor = os.open(path_of(database), os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        # Nobody has ever opened it for writing, or we may not.
+        # Asking takes nothing, and needs no right to write.
+        descriptor = os.open(path_of(database), os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        # Nobody has ever opened it for writing.
         return False
+    except OSError:
+        return None
     try:
-        asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, _SERVING, 1, 0)
+        asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, place, 1, 0)
         answer = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, asked)
     finally:
         os.close(descriptor)

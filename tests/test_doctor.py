@@ -26,7 +26,8 @@ def receiver(world: World, monkeypatch: pytest.MonkeyPatch) -> Command:
     for name, value in SECRETS.items():
         monkeypatch.setenv(name, value)
     finds(monkeypatch, WELL)
-    monkeypatch.setattr("receiver.doctor.is_served", lambda path: True)
+    monkeypatch.setattr("receiver.facts.is_served", lambda path: True)
+    monkeypatch.setattr("receiver.facts.workers", lambda path: ())
     monkeypatch.setattr("receiver.machine.file_system", lambda path: "ext4")
     # Of the other config, whose names would be lost.
     world.store.write(lambda tx: tx.db.execute("delete from receiver_names"))
@@ -196,6 +197,42 @@ def test_each_cause_is_found_with_what_to_do(
 
     assert words in told(ran, level), ran.out
     assert ran.code == (level == "problem")
+
+
+@pytest.mark.parametrize(
+    ("run", "served", "workers", "words"),
+    [
+        (
+            "off",
+            False,
+            (),
+            "server: none runs on the database, so nothing is received: `receiver s",
+        ),
+        ("separate", True, (), 'worker: none runs, but worker.run is "separate": `receiver work`'),
+        ("inside", True, (), "worker: the server runs without a worker, which is not what"),
+        ("separate", True, ("inside", "separate"), "worker: the server works itself, which is not"),
+        ("off", True, ("inside",), "worker: the server works itself, which is not what worker.run"),
+        ("off", True, ("separate",), 'worker: one runs apart, but worker.run is "off": stop it'),
+    ],
+)
+def test_processes_that_are_not_as_the_config_says_are_told(
+    receiver: Command,
+    monkeypatch: pytest.MonkeyPatch,
+    run: str,
+    served: bool,
+    workers: tuple[str, ...],
+    words: str,
+) -> None:
+    path = Path(receiver.config)
+    path.write_text(path.read_text().replace('run = "off"', f'run = "{run}"'))
+    wanted = () if run == "off" else (run,)
+    monkeypatch.setattr("receiver.facts.workers", lambda path: wanted)
+    assert words not in receiver("doctor").out
+
+    monkeypatch.setattr("receiver.facts.is_served", lambda path: served)
+    monkeypatch.setattr("receiver.facts.workers", lambda path: workers)
+
+    assert words in told(receiver("doctor"), "warning")
 
 
 def test_a_secret_that_is_still_to_come_into_use_is_not_to_be_taken_out(

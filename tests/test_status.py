@@ -16,10 +16,12 @@ from receiver import facts
 from receiver.commands.status import RULES
 from store import alerts, secrets, tallies
 from store.database import Store, Tx, snapshot
+from store.lock import Lock, path_of
 from store.tallies import What
 from tests.command import Command
 from tests.conftest import CONFIG, NOW_MS, Clock, World
 from tests.far_side import Far, Script, part, serving
+from tests.service import STRIPE_CONFIG, services
 from tests.test_watch import CAUSES, a_message, an_event, back_up, conflict
 
 #: What a look may take with many events, in seconds; the machine may be busy.
@@ -29,6 +31,9 @@ EVENTS = 200_000
 
 @pytest.fixture
 def run(world: World, monkeypatch: pytest.MonkeyPatch) -> Command:
+    """Beside a server, which a World has none of, and without waiting for one."""
+    world.store.serve()
+    monkeypatch.setattr("receiver.commands.status.LOOKS", 0)
     return Command(world, monkeypatch)
 
 
@@ -75,6 +80,87 @@ def test_status_is_1_while_something_needs_a_person_and_names_the_command(
     world.store.write(cure)
     world.clock.now_ms += then_ms
     assert run("status").code == 0
+
+
+def test_a_killed_server_needs_a_person_though_nothing_else_is_wrong(tmp_path: Path) -> None:
+    with services(tmp_path) as start:
+        service = start(STRIPE_CONFIG)
+        well = service.command("status", "--quiet")
+        service.kill()
+        killed = service.command("status", "--quiet")
+        told = json.loads(service.command("status", "--json").stdout)
+        service.start()
+        again = service.command("status", "--quiet")
+
+    assert (well.returncode, well.stdout) == (0, "")
+    assert killed.returncode == 1
+    words = "server: none runs on the database, so nothing is received; receiver serve"
+    assert killed.stdout == f"{words}\n"
+    assert told["running"] == {"server": False, "workers": []}
+    assert [one["name"] for one in told["needs"]] == ["server"]
+    assert (again.returncode, again.stdout) == (0, "")
+
+
+def test_a_worker_apart_that_does_not_run_needs_a_person(world: World, run: Command) -> None:
+    world.configure(CONFIG.replace('run = "off"', 'run = "separate"'))
+
+    ran = run("status")
+
+    assert ran.code == 1
+    assert 'none runs, but worker.run is "separate"' in ran.out
+    assert "next: `receiver work " in ran.out
+    workers = [Lock(world.folder / "receiver.db") for _ in range(2)]
+    for one in workers:
+        one.work("separate")
+    workers[0].close()
+    assert run("status").code == 0, "another one is left"
+    workers[1].close()
+    assert run("status").code == 1
+
+
+def test_a_server_that_was_started_without_its_worker_needs_a_person(
+    world: World, run: Command
+) -> None:
+    world.configure(CONFIG.replace('run = "off"', 'run = "inside"'))
+    assert "worker inside: the server runs without" in run("status", "--quiet").out
+
+    world.store.work("inside")
+    assert run("status").code == 0
+
+
+def test_a_restart_is_waited_for(
+    world: World, run: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.store._lock.close()
+    assert run("status").code == 1
+    started = Lock(world.folder / "receiver.db")
+    monkeypatch.setattr("receiver.commands.status.LOOKS", 1)
+    monkeypatch.setattr("time.sleep", lambda seconds: started.serve())
+
+    assert run("status").code == 0
+    started.close()
+
+
+def test_a_lock_that_may_not_be_read_needs_nobody(world: World, run: Command) -> None:
+    lock = path_of(world.folder / "receiver.db")
+    lock.unlink()
+    lock.symlink_to(lock)
+
+    ran = run("status")
+
+    assert ran.code == 0
+    assert "not known" in ran.out
+    assert json.loads(run("status", "--json").out)["running"]["server"] is None
+
+
+def test_an_installed_unit_is_what_to_look_at(
+    world: World, run: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.store._lock.close()
+    monkeypatch.setattr("receiver.facts.UNIT_FOLDERS", (str(world.folder),))
+    (world.folder / "receiver.service").touch()
+
+    assert "next: `systemctl status receiver`" in run("status").out
 
 
 def test_status_as_json_is_one_object_with_everything(world: World, run: Command) -> None:

@@ -1,6 +1,7 @@
 """The commands that tell how things are: `status` on one screen, and the alerts."""
 
 import os
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,9 +28,14 @@ from receiver.commands.shared import (
 from receiver.console import age, counted, moment, rfc3339
 
 if TYPE_CHECKING:
-    from receiver.facts import Facts, Need
+    from receiver.config import Settings
+    from receiver.facts import Facts, Need, Running
+    from store.alerts import Alert
 
 RULES = Path(__file__).parents[1] / "examples" / "alerts.rules.yml"
+#: How often to look for a server that is not there, and the pause between two looks in seconds:
+#: longer than a restart takes.
+LOOKS, LOOK_PAUSE_S = 40, 0.05
 #: Outcomes as they are told, the most wanted first.
 _OUTCOMES = ("done", "duplicate", "ignored", "pending", "parked", "quarantined", "conflict")
 
@@ -46,9 +52,9 @@ _OUTCOMES = ("done", "duplicate", "ignored", "pending", "parked", "quarantined",
 def status(config: Path, as_json: bool, quiet: bool, ping: str | None) -> int:
     """Tell on one screen how things are; the exit code is 1 if something needs you.
 
-    Reads the file alone, so it works while the server is down. What needs you, and from when on,
-    is said by [alerts] in the config. With --ping it is a dead man's switch: whoever is asked
-    there raises the alarm once nobody asks.
+    Reads the file alone, so it works while the server is down, which needs you, too. What else
+    does, and from when on, is said by [alerts] in the config. With --ping it is a dead man's
+    switch: whoever is asked there raises the alarm once nobody asks.
 
     \b
     Example:
@@ -62,19 +68,46 @@ def status(config: Path, as_json: bool, quiet: bool, ping: str | None) -> int:
     with reading(settings) as seen:
         disk = facts.disk_of(settings.database)
         now = facts.look(seen, settings, shared.now_ms(), disk)
-    found = facts.needs(now, settings)
+    running = _running_on(settings)
+    found = [*facts.amiss(running, settings), *facts.needs(now, settings)]
     if as_json:
-        console.print_json(as_object(now, found))
+        console.print_json(as_object(now, running, found))
     elif quiet:
         for one in found:
             console.say(f"{_about(one)}: {one.words}; {one.command}")
     else:
-        _print(now, found)
+        _print(now, _processes(running, settings), found)
         for one in found:
             next_step(f"`{one.command}`", config)
     if url is not None and not found:
         _ping(url)
     return FOUND if found else FINE
+
+
+def _running_on(settings: "Settings") -> "Running":
+    """Who runs on the file: asked again for a while, as a restart takes a moment."""
+    from receiver import facts
+
+    running = facts.running_on(settings)
+    for _ in range(LOOKS):
+        if not facts.amiss(running, settings):
+            break
+        time.sleep(LOOK_PAUSE_S)
+        running = facts.running_on(settings)
+    return running
+
+
+def _processes(running: "Running", settings: "Settings") -> Iterator[tuple[str, console.Cell]]:
+    """What runs, in words; a worker that is not there and not wanted is off."""
+    unknown = "not known, as this user may not read the lock beside the database"
+    none = console.Painted("none runs", "red")
+    if running.server is None or running.workers is None:
+        yield "server", unknown
+        return
+    yield "server", "running" if running.server else none
+    places = {"inside": "inside the server", "separate": "apart"}
+    found = " and ".join(places[one] for one in running.workers)
+    yield "worker", found or ("off" if settings.worker.run == "off" else none)
 
 
 def _url(reference: str) -> str:
@@ -150,7 +183,7 @@ def alerts_rules() -> None:
     click.echo(RULES.read_text(encoding="utf-8"), nl=False)
 
 
-def as_object(now: "Facts", found: "Iterable[Need]") -> dict[str, object]:
+def as_object(now: "Facts", running: "Running", found: "Iterable[Need]") -> dict[str, object]:
     """How things are, for JSON; ages in seconds."""
     return {
         "at": rfc3339(now.at_ms),
@@ -158,6 +191,7 @@ def as_object(now: "Facts", found: "Iterable[Need]") -> dict[str, object]:
             {"name": one.name, "subject": one.subject, "words": one.words, "command": one.command}
             for one in found
         ],
+        "running": {"server": running.server, "workers": running.workers},
         "events": dict(now.events),
         "oldest_event_at": rfc3339(now.oldest_event_ms),
         "oldest_message_at": rfc3339(now.oldest_message_ms),
@@ -198,10 +232,12 @@ def as_object(now: "Facts", found: "Iterable[Need]") -> dict[str, object]:
     }
 
 
-def _print(now: "Facts", found: "list[Need]") -> None:
+def _print(
+    now: "Facts", processes: "Iterable[tuple[str, console.Cell]]", found: "list[Need]"
+) -> None:
     good = console.Painted("nothing needs you", "green")
     needs = console.Painted(f"{counted(len(found), 'thing')} needing you", "red")
-    console.print_fields([("status", needs if found else good), *_fields(now)])
+    console.print_fields([("status", needs if found else good), *processes, *_fields(now)])
     if found:
         console.say("")
         console.print_table(
@@ -235,9 +271,8 @@ def _fields(now: "Facts") -> Iterator[tuple[str, console.Cell]]:
     yield "open alerts", opened or "none"
 
 
-def _about(one: object) -> str:
-    name, subject = getattr(one, "name", ""), getattr(one, "subject", "")
-    return f"{name} {subject}".rstrip()
+def _about(one: "Alert | Need") -> str:
+    return f"{one.name} {one.subject}".rstrip()
 
 
 def _rates(delivered: Mapping[tuple[str, str], int], refused: Mapping[tuple[str, str], int]) -> str:
