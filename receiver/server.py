@@ -25,7 +25,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from receiver import app, config, duties, logs, systemd
+from receiver import app, config, duties, logs, reloading, systemd
 from receiver.app import App
 from receiver.captures import Captures
 from receiver.certificate_book import Book
@@ -154,6 +154,8 @@ class Server:
         notifier: systemd.Notifier,
     ) -> None:
         self._processor = processor
+        #: What is only read at the start is compared with it.
+        self._started = processor.settings
         self._clock = clock
         self._notifier = notifier
         self._limits = limits
@@ -304,12 +306,14 @@ class Server:
 
     def _take(self, path: Path) -> None:
         old = self._settings
-        processor = Processor.load(config.load_again(old))
-        new = processor.settings
+        found = config.load_again(old)
+        new = reloading.in_force(old, found)
+        processor = Processor.load(new)
         tls = None if self._tls is None else tls_context(new)
-        for name in restart_needed(old, new):
+        changed = reloading.restart_of_server_needed(self._started, found)
+        for name in (*changed, *reloading.restart_needed(old, found)):
             log.warning("reload %s: %s changed; restart to use it", path, name)
-        for name in gone(old, new):
+        for name in reloading.gone(old, new):
             log.warning("reload %s: %s is gone", path, name)
         self._processor = self._app.processor = processor
         self._tls = tls or self._tls
@@ -685,28 +689,6 @@ def _no_passphrase(key: Path) -> NoReturn:
     # OpenSSL would ask on the terminal.
     problem = f"{key} is encrypted; write it without a passphrase (openssl pkey -in ... -out ...)"
     raise config.ConfigError([f"server.tls.key: {problem}"])
-
-
-def restart_needed(old: Settings, new: Settings) -> list[str]:
-    """The settings that differ and are only read at the start."""
-    before, after = old.server, new.server
-    changed = {
-        "server.listen": before.listen != after.listen,
-        "server.admin": before.admin != after.admin,
-        "server.pending_max": before.pending_max != after.pending_max,
-        "server.tls": (before.tls is None) != (after.tls is None),
-        "database": old.database != new.database,
-    }
-    return [name for name, differs in changed.items() if differs]
-
-
-def gone(old: Settings, new: Settings) -> list[str]:
-    """The sources, rules and destinations that were there and are not any more."""
-    return [
-        *(f"source {name}" for name in old.sources if name not in new.sources),
-        *(f"rule {name}" for name in old.operations if name not in new.operations),
-        *(f"destination {name}" for name in old.destinations if name not in new.destinations),
-    ]
 
 
 def raise_descriptor_limit() -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, TypeVar
 
-from receiver import config, duties, logs, systemd
+from receiver import config, duties, logs, reloading, systemd
 from receiver.config import ConfigError, Settings
 from receiver.logs import log
 from receiver.process import Processor
@@ -171,12 +171,16 @@ class Work:
     def _take(self, path: Path) -> None:
         """Take the config file as it is now; a broken one changes nothing."""
         try:
-            processor = Processor.load(config.load_again(self._processor.settings))
+            old = self._processor.settings
+            found = config.load_again(old)
+            processor = Processor.load(reloading.in_force(old, found))
         except ConfigError as error:
             for problem in error.problems:
                 log.error("reload %s: %s", path, problem)
             log.error("reload %s: the old config stays in force", path)
             return
+        for name in reloading.restart_needed(old, found):
+            log.warning("reload %s: %s changed; restart to use it", path, name)
         self._processor = processor
         self._worker.start()
         # As in the server: else the old handlers.py would stay.

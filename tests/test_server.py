@@ -660,11 +660,43 @@ def test_what_needs_a_restart_is_said(start: Start, tmp_path: Path) -> None:
     server.kill(signal.SIGHUP)
 
     server.line(" reload .*: done")
-    changed = [line for line in server.lines if line.endswith("changed; restart to use it")]
-    assert [re.search(r": (\S+) changed", line)[1] for line in changed] == [  # type: ignore[index]
-        "server.listen",
-        "database",
-    ]
+    assert restarts_named(server) == ["server.listen", "database"]
+    assert not (tmp_path / "other.db").exists()
+
+
+def restarts_named(server: Process) -> list[str]:
+    """The settings that a reload said a restart is needed for."""
+    found = (re.search(r": (\S+) changed; restart to use it$", line) for line in server.lines)
+    return [one[1] for one in found if one]
+
+
+def test_a_worker_that_a_reload_moves_stays_as_it_is_until_a_restart(
+    start: Start, tmp_path: Path
+) -> None:
+    broken = '[[rules]]\noperation = "break"\nsource = "github"\non = ["fork"]\ncall = "fail"\n'
+    # A message that nobody would send is warned of.
+    destination = '[destinations.team]\nkind = "http"\nurl = "http://127.0.0.1:1/"\n'
+    server = start(CONFIG)
+    assert server.port
+
+    off = '[worker]\nrun = "off"\nthreads = 3\n'
+    configure(tmp_path, CONFIG + broken + destination + off)
+    (tmp_path / "handlers.py").write_text(
+        HANDLERS + "\ndef fail(event, tx):\n    raise ValueError\n"
+    )
+    server.kill(signal.SIGHUP)
+    server.line(" reload .*: done")
+
+    assert restarts_named(server) == ["worker.run", "worker.threads"]
+    assert not any("messages wait" in line for line in server.lines)
+    with server.wire() as wire:
+        # Without a worker it would be 503.
+        assert wire.ask(delivery(tmp_path, "d-1", "fork")).status == 200
+    # And told again, until it is done.
+    server.lines.clear()
+    server.kill(signal.SIGHUP)
+    server.line(" reload .*: done")
+    assert restarts_named(server) == ["worker.run", "worker.threads"]
 
 
 # Health

@@ -111,6 +111,19 @@ def test_a_config_that_broke_is_not_taken_and_a_new_destination_is(
     assert message(apart).destination == "other"
 
 
+def test_a_reload_says_what_it_does_not_take(apart: World) -> None:
+    path = apart.folder / "receiver.toml"
+
+    with working(apart) as process:
+        text = 'database = "other.db"\n' + path.read_text()
+        path.write_text(text.replace('run = "separate"', 'run = "inside"\nthreads = 3'))
+        process.send_signal(signal.SIGHUP)
+        until(lambda: ": done" in log_of(apart), PATIENCE_S)
+
+    found = re.findall(r": (\S+) changed; restart to use it$", log_of(apart), re.MULTILINE)
+    assert found == ["database", "worker.run", "worker.threads"]
+
+
 @pytest.mark.parametrize(
     ("run", "words"),
     [("inside", "`receiver serve` does this work"), ("off", "nothing is worked on")],
