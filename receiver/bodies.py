@@ -351,6 +351,15 @@ SENDERS: Mapping[str, _Maker] = MappingProxyType(
         "paypal": _paypal,
     }
 )
+#: What only a type's bodies have, as a line of `when`, where no signature covers the type itself.
+TELLING: Mapping[tuple[str, str], str] = MappingProxyType(
+    {
+        # Not `ref`, which those who create and delete branches can have signed as well.
+        ("github", "push"): '"pusher" = { exists = true }',
+        ("github", "release"): '"release" = { exists = true }',
+        ("shopify", "orders/paid"): '"financial_status" = "paid"',
+    }
+)
 #: Where a sender's body says whose it is.
 CUSTOMERS: Mapping[str, str] = MappingProxyType(
     {

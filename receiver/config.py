@@ -1076,11 +1076,15 @@ def _warn_of_unsigned_types(report: Report, where: str, rule: Rule, source: Sour
     preset = source.contract.preset
     places = caveats.unsigned(preset, preset.event_type)
     if places and not caveats.first_is_signed(preset) and not (rule.when or rule.expect):
+        from receiver.bodies import TELLING
+
+        fields = {TELLING.get((preset.name, one)) for one in rule.on}
+        field = fields.pop() if len(fields) == 1 else None
         report.warning(
             f"{where}.when",
             f"is not set, and {preset.title} says what an event is where no signature covers it "
-            f"({places[0]}); confirm a field of the body that only this kind has, as in "
-            '{ "action" = { exists = true } }',
+            f"({places[0]}); confirm a field of the body that only this kind has"
+            + (f", as in {{ {field} }}" if field else ""),
         )
 
 

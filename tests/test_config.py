@@ -1314,6 +1314,26 @@ def test_a_secret_of_standard_webhooks_that_decodes_is_taken(tmp_path: Path, val
     assert settings.warnings == ()
 
 
+@pytest.mark.parametrize(
+    ("on", "end"),
+    [
+        ('"push"', 'that only this kind has, as in { "pusher" = { exists = true } }'),
+        # Nothing that each of these has is known.
+        ('"star"', "that only this kind has"),
+        ('"push", "release"', "that only this kind has"),
+        ('"*"', "that only this kind has"),
+    ],
+)
+def test_the_field_that_is_advised_is_one_that_all_of_the_types_have(
+    tmp_path: Path, on: str, end: str
+) -> None:
+    rule = f'[[rules]]\noperation = "o"\nsource = "github"\non = [{on}]\nsubject = "ref"\n'
+    settings = taken(tmp_path, GITHUB + rule + 'record = { kind = "k", data = "d" }')
+
+    (advice,) = [one for one in settings.warnings if ".when: " in one]
+    assert advice.endswith(end)
+
+
 WARNED = [
     ("", "sources: there is none, so nothing is received; add [sources.NAME]"),
     (

@@ -1,6 +1,7 @@
 """Samples are what the senders send: they verify, are new each time, and can be changed."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,10 +9,12 @@ from typing import Any
 import pytest
 
 from receiver import samples
+from receiver.bodies import TELLING
 from receiver.commands.setup import first_to_send
 from receiver.config import Settings, load
 from receiver.handshakes import Handshake
 from receiver.samples import Sample, Wish, change, make, parse_change
+from receiver.select import Scope
 from receiver.verify import Delivery, Event, verify
 from tests import conftest
 from tests.conftest import NOW_MS, World
@@ -90,6 +93,33 @@ def event(settings: Settings) -> Callable[..., Event]:
         return found
 
     return of
+
+
+@pytest.mark.parametrize(("sender", "type"), TELLING)
+def test_the_field_that_check_advises_is_in_a_body_of_that_type_and_in_no_other(
+    tmp_path: Path, event: Callable[..., Event], sender: str, type: str
+) -> None:
+    rule = f'[[rules]]\noperation = "o"\nsource = "{sender}"\non = ["{type}"]\n'
+    effect = 'record = { kind = "k", data = "d" }\n'
+    path = tmp_path / "receiver.toml"
+    path.write_text(CONFIG + rule + effect)
+    environment = {"SECRET": "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"}
+    advised = re.compile(r"rules\[0\]\.when: .*, as in (\{ .* \})$")
+    (when,) = filter(None, map(advised.match, load(path, environment=environment).warnings))
+
+    path.write_text(f"{CONFIG}{rule}{effect}when = {when[1]}\n")
+    taken = load(path, environment=environment)
+
+    assert not any(".when" in one for one in taken.warnings)
+    condition = taken.rules[0].when
+    assert condition is not None
+    types = {
+        "github": ("push", "release", "star"),
+        "shopify": ("orders/paid", "orders/create", "products/update"),
+    }
+    for one in types[sender]:
+        document = event(sender, one).document
+        assert condition.holds(Scope(document, {})) is (one == type)
 
 
 @pytest.mark.parametrize(
