@@ -469,6 +469,10 @@ def _tolerance(settings: Settings) -> Tick:
     if wide:
         return Tick("tolerance", False, f"more than {TOLERANCE_S_MAX} s for {', '.join(wide)}")
     timeless = [name for name, seconds in known.items() if seconds is None]
+    ageless = [name for name in timeless if settings.sources[name].contract.preset.signs_time]
+    if ageless:
+        why = f"any age is taken by {', '.join(ageless)}, though a time is signed: set tolerance_s"
+        return Tick("tolerance", False, why)
     if timeless:
         why = f"no time is signed by {', '.join(timeless)}: their keys alone hold off a replay"
         return Tick("tolerance", True, why)

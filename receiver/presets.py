@@ -40,7 +40,8 @@ Table = Mapping[str, object]
 #                   {json:/path} {header:NAME}
 #   secret          how the key comes from the secret's text: utf8, hex, base64, base64:PREFIX
 #   id, ts          where the values of {id} and {ts} are; ts_unit is s, ms or iso
-#   tolerance_s     how old a delivery may be; future_s how far ahead (default: the same)
+#   tolerance_s     how old a delivery may be: 300 where a time is signed and nothing is said,
+#                   false for any age; future_s how far ahead (default: the same)
 #   only_if_absent  this scheme counts only where that header is missing
 #
 # What it says, each a place or a list of places (extract.parse_locator), of which the first that
@@ -100,6 +101,9 @@ _SENDER_KEYS = (
 
 # Not by importlib.resources, which takes longer to import than a sender to read.
 _FOLDER = Path(__file__).with_name("senders")
+
+#: How old a delivery may be by default, in seconds, where its time is signed.
+TOLERANCE_S = 300.0
 
 _PLACES = ("event_id", "event_type", "account", "event_time")
 
@@ -241,6 +245,11 @@ class Preset(msgspec.Struct, frozen=True):
     def in_path(self) -> bool:
         """Whether the secret is a part of the URL, as the sender can show it nowhere else."""
         return any(scheme.sig is not None and scheme.sig.kind == "path" for scheme in self.schemes)
+
+    @property
+    def signs_time(self) -> bool:
+        """Whether the time is signed, so that the age of a delivery can be judged."""
+        return any(map(_has_ts, self.schemes))
 
     def ids(self, scheme: Scheme) -> tuple[Locator, ...]:
         """Where the id of a delivery is that a scheme proves: the one it signs, if it does."""
@@ -448,7 +457,7 @@ def _scheme(reader: Described) -> Scheme:
     if algo is None and "algo" not in reader.table:
         reader.fail("algo", "is missing; for example sha256")
     template = reader.text("signed")
-    tolerance_s = reader.seconds("tolerance_s")
+    tolerance_s = _tolerance_s(reader)
     future_s = reader.seconds("future_s")
     scheme = Scheme(
         algo=algo or "none",
@@ -471,6 +480,17 @@ def _scheme(reader: Described) -> Scheme:
     if not reader.failed:
         _check_scheme(reader, scheme)
     return scheme
+
+
+def _tolerance_s(reader: Described) -> float | None:
+    """How old a delivery may be; None where no time is signed, or false was written."""
+    given = reader.table.get("tolerance_s")
+    if given is False:
+        return None
+    if given is None:
+        timed = "ts" in reader.table or "ts_key" in reader.table
+        return TOLERANCE_S if timed else None
+    return reader.seconds("tolerance_s")
 
 
 def _derivations(reader: Described) -> tuple[Derivation, ...]:

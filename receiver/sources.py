@@ -131,12 +131,19 @@ def destinations_of(settings: Settings, source: str) -> list[Destination]:
 
 
 def tolerance_of(source: Source) -> float | None:
-    """Seconds that a delivery may be old; None where the sender signs no time."""
-    schemes = source.contract.preset.schemes
-    own = next((one.tolerance_s for one in schemes if one.tolerance_s is not None), None)
-    return (
-        own if own is None or source.contract.tolerance_s is None else source.contract.tolerance_s
-    )
+    """Seconds that a delivery may be old; None for any age, as where the sender signs no time."""
+    preset = source.contract.preset
+    if not preset.signs_time:
+        return None
+    own = next((one.tolerance_s for one in preset.schemes if one.tolerance_s is not None), None)
+    return own if source.contract.tolerance_s is None else source.contract.tolerance_s
+
+
+def _tolerance(source: Source) -> str | None:
+    seconds = tolerance_of(source)
+    if seconds is not None:
+        return f"{seconds:g} s, in both directions"
+    return "none: a time is signed, and any is taken" if source.contract.preset.signs_time else None
 
 
 def signed_by(scheme: Scheme) -> str:
@@ -221,7 +228,6 @@ def fields(
 ) -> list[tuple[str, console.Cell]]:
     """The whole contract, name by name, for people."""
     contract = source.contract
-    tolerance = tolerance_of(source)
     return [
         ("source", source.name),
         ("url", url_of(source, reveal) or f"<public_url>{source.url_path(reveal)} ({NO_URL})"),
@@ -229,7 +235,7 @@ def fields(
         *(("signature", signed_by(scheme)) for scheme in contract.preset.schemes),
         *(("handshake", handshake_words(rule)) for rule in contract.preset.handshakes),
         ("batch", _batch(contract.preset)),
-        ("tolerance", None if tolerance is None else f"{tolerance:g} s, in both directions"),
+        ("tolerance", _tolerance(source)),
         *(
             ("secret", _secret(source, secret, recent, now_ms))
             for secret in _secrets(source, recent)

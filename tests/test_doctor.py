@@ -83,6 +83,49 @@ def test_the_checklist_is_earned(world: World, receiver: Command) -> None:
         assert f"[ ] {item}" in ran.out
 
 
+TIMED = """
+[sources.billing]
+secrets = ["env:GITHUB"]
+scheme = { sig = "header:S", algo = "sha256", enc = "hex", signed = "{ts}.{body}", ts = "header:T" }
+"""
+
+
+@pytest.mark.parametrize(
+    ("config", "box", "tolerance"),
+    [
+        (TIMED, "[x] tolerance", "300 s, in both directions"),
+        (
+            TIMED.replace('"header:T"', '"header:T", tolerance_s = false'),
+            "[ ] tolerance: any age is taken by billing, though a time is signed: set tolerance_s",
+            "none: a time is signed, and any is taken",
+        ),
+        (
+            TIMED.replace('{ts}.{body}", ts = "header:T"', '{body}"'),
+            "[x] tolerance: no time is signed by billing",
+            None,
+        ),
+        # Its sender documents no age; the source may have one all the same.
+        (
+            '[sources.billing]\nscheme = "zendesk"\nsecrets = ["env:GITHUB"]\ntolerance_s = 60\n',
+            "[x] tolerance",
+            "60 s, in both directions",
+        ),
+    ],
+)
+def test_how_old_a_delivery_may_be_is_told(
+    world: World, receiver: Command, config: str, box: str, tolerance: str | None
+) -> None:
+    configured(config)(world, world.folder)
+
+    assert box in receiver("doctor").out.replace("  ", ": "), receiver("doctor").out
+    rows = dict(
+        line.split("  ", 1)
+        for line in receiver("sources", "show", "billing").out.splitlines()
+        if "  " in line
+    )
+    assert rows.get("tolerance", "").strip() == (tolerance or "")
+
+
 Cause = Callable[[World, Path], object]
 
 

@@ -201,6 +201,34 @@ def test_the_time_ahead_is_the_time_back_unless_it_is_given() -> None:
     assert parse({**table, "future_s": 5}).schemes[0].future_s == 5
 
 
+@pytest.mark.parametrize(
+    "timed",
+    [
+        {"ts": "header:T", "signed": "{ts}.{body}"},
+        {"kv_sep": "=", "sig_key": "v1", "ts_key": "t", "signed": "{ts}.{body}"},
+        {"ts": "json:/at"},
+    ],
+)
+def test_a_time_that_is_signed_is_looked_at_unless_any_age_is_asked_for(timed: Table) -> None:
+    (scheme,) = parse({**CUSTOM, **timed}).schemes
+    (ageless,) = parse({**CUSTOM, **timed, "tolerance_s": False}).schemes
+
+    assert (scheme.tolerance_s, scheme.future_s) == (300, 300)
+    assert (ageless.tolerance_s, ageless.future_s) == (None, None)
+    assert parse(CUSTOM).schemes[0].tolerance_s is None
+
+
+def test_only_senders_that_document_no_age_have_none_though_they_sign_a_time() -> None:
+    found = {
+        name
+        for name in presets.names()
+        for scheme in presets.get(name).schemes
+        if (scheme.ts or scheme.ts_key) and scheme.tolerance_s is None
+    }
+
+    assert found == {"discord", "sendgrid", "zendesk"}
+
+
 def keys_of(derivation: str, secret: bytes) -> list[bytes]:
     scheme = parse({**CUSTOM, "secret": derivation}).schemes[0]
     return [key.value for key in presets.keys(scheme, secret)]

@@ -462,6 +462,17 @@ def test_what_is_signed_verifies_and_another_secret_does_not(shape: str) -> None
     assert rejected.reason == "bad-signature"
 
 
+def test_a_signed_time_expires_without_a_word_of_the_config_and_not_where_that_says_so() -> None:
+    table = {"event_id": "json:/id", **SHAPES["semicolons"]}
+    del table["tolerance_s"]
+    stale = signed(parse(table), SHAPE_BODY, NOW_MS + 301_000)
+
+    rejected = refusal(contract_of(parse(table)), stale)
+
+    assert rejected.detail == "clock or delivery is 301 s late; tolerance 300 s"
+    assert event_of(contract_of(parse({**table, "tolerance_s": False})), stale)
+
+
 @pytest.mark.parametrize("shape", ["milliseconds", "iso time", "time in the body", "semicolons"])
 def test_every_kind_of_timestamp_expires_both_ways(shape: str) -> None:
     preset = parse({"event_id": "json:/id", **SHAPES[shape]})
