@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from receiver import mail
-from receiver.select import Scope, Template, Unjudgeable
+from receiver.select import MISSING, Scope, Template, Unjudgeable
 
 if TYPE_CHECKING:
     from receiver.send_http import HttpSender
@@ -297,7 +297,9 @@ def _argument(text: str, where: str) -> str:
 def _text(template: Template, scope: Scope, where: str) -> str:
     value = template.render(scope)
     if value is None:
-        raise Unjudgeable(where, "is missing")
+        # Only one placeholder, which is all of the text, may be null.
+        what = "".join(f"{{{path.text}}} " for path in template.paths)
+        raise Unjudgeable(where, f"{what}{MISSING}")
     if isinstance(value, str):
         return value
     try:

@@ -8,6 +8,7 @@ from receiver import shown
 from receiver.config import Settings
 from receiver.console import rfc3339
 from receiver.operate import target_of_message
+from receiver.select import MISSING
 from receiver.story import TOLD_MAX, Moment, acts
 from store import attempts, inbox
 from store.attempts import Attempt
@@ -41,7 +42,7 @@ def tell(snapshot: Snapshot, settings: Settings, message: Message, now_ms: int) 
         *_end(message),
     ]
     moments.sort(key=lambda moment: moment.at_ms)
-    steps = tuple(_next_steps(settings, message, now_ms))
+    steps = tuple(_next_steps(settings, message, owner, now_ms))
     return Told(message, owner, tuple(moments), steps)
 
 
@@ -85,7 +86,9 @@ def _end(message: Message) -> Iterator[Moment]:
         yield Moment(message.settled_ms, message.state, words or _ENDS[message.state])
 
 
-def _next_steps(settings: Settings, message: Message, now_ms: int) -> Iterator[str]:
+def _next_steps(
+    settings: Settings, message: Message, owner: str | None, now_ms: int
+) -> Iterator[str]:
     number = message.id
     unfinished = message.state in ("pending", "review", "dead")
     if unfinished and message.destination not in settings.destinations:
@@ -100,13 +103,23 @@ def _next_steps(settings: Settings, message: Message, now_ms: int) -> Iterator[s
             )
             yield f"if it is not: `receiver outbox resolve {number} --again`"
         case "dead":
-            first = "when the cause is gone"
-            if not message.is_written:
-                first = f"correct destinations.{message.destination}, then"
-            yield f"{first}: `receiver outbox retry {number}`"
-            yield f"if it is not needed any more: `receiver outbox cancel {number}`"
+            yield from _dead_steps(message, owner)
         case "cancelled":
             yield f"if it is to be sent after all: `receiver outbox retry {number}`"
+
+
+def _dead_steps(message: Message, owner: str | None) -> Iterator[str]:
+    retry = f"`receiver outbox retry {message.id}`"
+    cancel = f"`receiver outbox cancel {message.id}`"
+    where = f"destinations.{message.destination}"
+    if not message.is_written and (message.last_error or "").endswith(MISSING):
+        # No config can give an event what its sender left out.
+        yield f"if event {owner or '?'} rightly has no such value: {cancel}"
+        yield f"if {where} is to take another one: correct that, then {retry}"
+        return
+    first = "when the cause is gone" if message.is_written else f"correct {where}, then"
+    yield f"{first}: {retry}"
+    yield f"if it is not needed any more: {cancel}"
 
 
 def _pending_steps(settings: Settings, message: Message, now_ms: int) -> Iterator[str]:

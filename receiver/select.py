@@ -31,6 +31,9 @@ RESOURCE_FIELDS = (
 _OWN_FIELDS = {"_event": EVENT_FIELDS, "_resource": RESOURCE_FIELDS}
 _OFFERED = ("_event", "_workspace", "_resource")
 
+#: Why a text can not be rendered whose event has no such value.
+MISSING = "is missing"
+
 OPERATORS = ("eq", "ne", "gt", "ge", "lt", "le", "in", "exists", "matches")
 
 #: A part of an expression as the library for JMESPath has it: `type`, `value`, `children`.
@@ -611,7 +614,7 @@ def _text_renderer(pieces: list[str | Path], paths: list[Path]) -> Renderer:
 
 def _as_text(value: object, what: str) -> str:
     if value is None:
-        raise Unjudgeable(what, "is missing")
+        raise Unjudgeable(what, MISSING)
     return value if isinstance(value, str) else _json(value, what)
 
 

@@ -138,7 +138,7 @@ def test_a_header_that_is_ours_or_none_is_refused(name: str) -> None:
 
 def test_a_header_without_a_value_is_refused() -> None:
     assert refused(http(headers={"A": template("{none}")})) == (
-        "destinations.team.headers.A: is missing"
+        "destinations.team.headers.A: {none} is missing"
     )
 
 
@@ -242,7 +242,7 @@ def test_a_sender_that_is_none_is_refused() -> None:
 
 @pytest.mark.parametrize("part", ["to", "subject", "text"])
 def test_a_mail_lacks_nothing(part: str) -> None:
-    assert refused(email(**{part: "{none}"})) == f"destinations.confirmation.{part}: is missing"
+    assert refused(email(**{part: "{none}"})) == f"destinations.confirmation.{part}: {{none}} is missing"
 
 
 def test_other_values_become_text_in_a_mail() -> None:
@@ -273,7 +273,7 @@ def test_a_command_gets_each_template_as_one_argument() -> None:
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        (None, "is missing"),
+        (None, "{text} is missing"),
         ("a\0b", "holds a NUL, which no argument can"),
         ("a" * (ARGUMENT_BYTES_MAX + 1), "is longer than 100000 bytes"),
     ],

@@ -427,13 +427,47 @@ def test_what_did_not_render_is_rendered_by_the_config_as_it_is_now(
     reconfigure(owing, "data.object.number", "data.object.id")
     ran = command("outbox", "retry", 3)
 
-    assert told_first["next"][0] == "correct destinations.app, then: `receiver outbox retry 3`"
+    assert told_first["next"] == [
+        "if event evt_2 rightly has no such value: `receiver outbox cancel 3`",
+        "if destinations.app is to take another one: correct that, then `receiver outbox retry 3`",
+    ]
     assert (still.code, before.state) == (1, "dead")
     assert "does not render: data.object.number: is missing" in still.out
     assert (ran.code, message(owing, 3).state) == (0, "pending")
     [shown] = command.objects("outbox", "show", 3, "--body")
     key = message(owing, 3).operation_key
     assert shown["body"]["json"] == {"invoice": "no. in_2", "key": key}
+
+
+def test_what_did_not_render_for_want_of_an_address_names_its_path_and_the_event(
+    owing: World, command: Command
+) -> None:
+    owing.configure(
+        CONFIG
+        + '''
+        [[rules]]
+        operation = "thank"
+        source = "stripe"
+        on = ["invoice.thanked"]
+        record = { kind = "thanks", data = "x" }
+        send = [{ to = "mail" }]
+
+        [destinations.mail]
+        kind = "email"
+        smtp = "smtp://127.0.0.1:1"
+        from = "a@example.com"
+        to = "{data.object.customer_email}"
+        subject = "thanks"
+        text = "thanks"
+        '''
+    )
+    owing.stripe("evt_2", "invoice.thanked", id="in_2", customer_email=None)
+
+    [shown] = command.objects("outbox", "show", 3)
+
+    why = "does not render: destinations.mail.to: {data.object.customer_email} is missing"
+    assert shown["last_error"] == why
+    assert shown["next"][0] == "if event evt_2 rightly has no such value: `receiver outbox cancel 3`"
 
 
 def test_a_message_is_rendered_again_with_its_grant_and_workspace(
