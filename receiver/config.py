@@ -451,7 +451,7 @@ class _Builder:
         self._check_effects(rules, sources)
         _warn_of_messages(self.report, rules, destinations, worker, alerts)
         if self.report.problems:
-            raise ConfigError(self.report.problems)
+            raise ConfigError(_with_operations(self.report.problems, top))
         return Settings(
             path=self.path,
             database=database,
@@ -465,7 +465,7 @@ class _Builder:
             handlers=handlers,
             env_file=env_file,
             public_url=public_url,
-            warnings=tuple(self.report.warnings),
+            warnings=tuple(_with_operations(self.report.warnings, top)),
         )
 
     def _database(self, top: Table) -> Path:
@@ -1151,6 +1151,19 @@ def _has_shape(
 
 
 # The parts of a rule
+
+
+def _with_operations(lines: Sequence[str], top: Table) -> list[str]:
+    """The same lines, those about a rule with its operation: nobody counts to rules[13]."""
+    rules = top.values.get("rules")
+
+    def told(line: str) -> str:
+        found = _RULE_PLACE.match(line)
+        rule = rules[int(found[1])] if found and isinstance(rules, list) else None
+        name = rule.get("operation") if isinstance(rule, dict) else None
+        return f'{line} (operation "{name}")' if isinstance(name, str) and is_name(name) else line
+
+    return list(map(told, lines))
 
 
 def _declared(top: Table, key: str) -> list[str]:
@@ -1911,4 +1924,5 @@ _KEY_NAME = r"(?i)key|token|secret|passw|auth|sig"
 _API_KEYS = ("key", "base_url", "version", "events", "reconcile_after_silence_s")
 _SECRET_HEADERS = frozenset({"authorization", "cookie", "x-api-key", "api-key", "x-auth-token"})
 _Judge = Callable[[str, SplitResult | None], str | None]
+_RULE_PLACE = re.compile(r"rules\[(\d+)\]", re.ASCII)
 _PORT = re.compile(r"[0-9]{1,5}", re.ASCII)

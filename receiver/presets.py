@@ -536,9 +536,10 @@ def _check_scheme(reader: Described, scheme: Scheme) -> None:
     rules = [
         ("sig", scheme.algo != "none" and not scheme.sig, "is missing; where is the signature?"),
         ("sig", scheme.algo == "none" and scheme.sig is not None, "has no use with algo none"),
-        ("kv_sep", bool(scheme.kv_sep) != bool(scheme.sig_key), "and sig_key go together"),
+        ("kv_sep", bool(scheme.kv_sep and not scheme.sig_key), "needs sig_key"),
+        ("sig_key", bool(scheme.sig_key and not scheme.kv_sep), "needs kv_sep"),
         ("ts_key", bool(scheme.ts_key and not scheme.kv_sep), "needs kv_sep and sig_key"),
-        ("ts_key", bool(scheme.ts_key and scheme.ts), "and ts both say where the timestamp is"),
+        ("ts_key", bool(scheme.ts_key and scheme.ts), "says where the timestamp is, as ts does"),
         ("ts_unit", "ts_unit" in given and not _has_ts(scheme), "needs ts or ts_key"),
         ("tolerance_s", "tolerance_s" in given and not _has_ts(scheme), "needs ts or ts_key"),
         ("future_s", "future_s" in given and "tolerance_s" not in given, "needs tolerance_s"),

@@ -540,6 +540,7 @@ def test_a_rule_of_several_types_without_a_subject_is_warned_of(tmp_path: Path) 
     one = taken(tmp_path, SOURCE + several).warnings
 
     assert warning.startswith("rules[0].subject: is not set, so each event does this again")
+    assert warning.endswith('(operation "initial-credit-grant")')
     assert one == ()
 
 
@@ -726,9 +727,18 @@ def test_every_problem_is_reported_at_once(tmp_path: Path) -> None:
 def test_a_problem_names_its_key_path_and_the_kinds(tmp_path: Path) -> None:
     text = SOURCE + RULE + RULE + RULE.replace("amount = 100", 'amount = "100"')
 
-    assert refused(tmp_path, text) == [
-        "rules[2].grant.amount: expected an integer, got a string",
-    ]
+    (problem,) = refused(tmp_path, text)
+
+    assert problem.startswith("rules[2].grant.amount: expected an integer, got a string")
+
+
+def test_a_problem_of_a_rule_names_its_operation(tmp_path: Path) -> None:
+    wrong = RULE.replace("initial-", "other-").replace("amount = 100", 'amount = "100"')
+
+    (problem,) = refused(tmp_path, SOURCE + RULE + wrong)
+
+    assert problem.startswith("rules[1].grant.amount: ")
+    assert problem.endswith(' (operation "other-credit-grant")')
 
 
 def test_a_missing_secret_says_what_where_and_what_to_do(tmp_path: Path) -> None:
