@@ -1,6 +1,7 @@
 """`receiver reconcile`, as an operator or a timer runs it."""
 
 import json
+import shlex
 from collections.abc import Iterator
 
 import pytest
@@ -56,6 +57,17 @@ def test_a_difference_is_exit_1_until_it_is_mended(
     (event, *_) = command.objects("events", "list")
     assert (event["id"], event["origin"]) == ("evt_2", "reconcile")
     assert "from the sender's API by reconcile" in command("events", "show", "evt_2").out
+
+
+def test_the_command_that_mends_it_has_the_flags_that_found_it(
+    far: SenderLists, command: Command
+) -> None:
+    far.add(EVENTS, paid(1), account="acct_2")
+    given = "reconcile stripe --since 1d --all --events-only --account '' --account acct_2"
+
+    found = command(*shlex.split(given))
+
+    assert f"`receiver {given} --apply" in found.out
 
 
 def test_the_events_of_an_outage_are_told_as_json(far: SenderLists, command: Command) -> None:
@@ -174,6 +186,7 @@ def test_books_are_one_line_with_every_difference(
     assert "missing  initial-credit-grant in_12" in found.out
     assert "13 paid invoices, 12 grants, 1 missing, 0 extra" in found.out
     assert "(workspace acme): 100 credits" in found.out
+    assert "`receiver reconcile stripe --since 30d --books --apply" in found.out
 
     applied = command("reconcile", "stripe", "--books", "--apply", "--json")
     assert applied.code == 0

@@ -1,6 +1,7 @@
 """The command that compares with the sender: its events, its objects, and what was paid."""
 
 import contextlib
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -238,6 +239,19 @@ class Teller:
         self._at = at
 
 
+def again_with_apply(source: "Source") -> str:
+    """The command as it was given, with --apply: without its flags it would look elsewhere."""
+    given, words = click.get_current_context().params, [source.name]
+    for name, option in (("since", "--since"), ("until", "--until")):
+        words += [option, given[name]] if given[name] is not None else []
+    for name, option in (("everything", "--all"), ("events_only", "--events-only")):
+        words += [option] if given[name] else []
+    for account in given["accounts"]:
+        words += ["--account", account]
+    words += ["--books"] if given["books"] else []
+    return f"`receiver reconcile {shlex.join(words)} --apply`"
+
+
 def compare_events(
     config: Path, source: "Source", means: "Means", asked: "Asked", as_json: bool
 ) -> int:
@@ -297,7 +311,7 @@ def print_events(config: Path, source: "Source", result: "Result", asked: "Asked
         if result.open:
             next_step("`receiver events list`, then `receiver replay`", config)
     elif result.gap:
-        next_step(f"`receiver reconcile {source.name} --apply`", config)
+        next_step(again_with_apply(source), config)
 
 
 def compare_books(
@@ -324,7 +338,7 @@ def compare_books(
     if not comparison.sheets:
         console.warn("no rule grants or takes back an amount for what this sender lists")
     if gap and not apply and not as_json:
-        next_step(f"`receiver reconcile {source.name} --books --apply`", config)
+        next_step(again_with_apply(source), config)
     return FOUND if gap else FINE
 
 
