@@ -406,6 +406,16 @@ def test_a_file_that_another_keeps_to_himself_is_told_in_words(
     reopen(world)
 
 
+def test_a_folder_that_is_not_there_does_not_become_a_file(
+    receiver: Command, tmp_path: Path
+) -> None:
+    ran = receiver("backup", f"{tmp_path}/nodir/")
+
+    assert ran.code == 2
+    assert f"{tmp_path}/nodir/: there is no such folder; make it first" in ran.err
+    assert not (tmp_path / "nodir").exists()
+
+
 def test_a_backup_overwrites_nothing(receiver: Command, made: Path) -> None:
     content = made.read_bytes()
 

@@ -36,8 +36,15 @@ KEEP_MAX = 10_000
 # Copies
 
 
+def _target(context: click.Context, parameter: click.Parameter, value: str | None) -> Path | None:
+    # A Path no longer knows that a folder was meant, and its name would become a file's.
+    if value is not None and value.endswith("/") and not Path(value).is_dir():
+        raise click.BadParameter(f"{value}: there is no such folder; make it first")
+    return None if value is None else Path(value)
+
+
 @click.command()
-@click.argument("path", required=False, metavar="[PATH]", type=click.Path(path_type=Path))
+@click.argument("path", required=False, metavar="[PATH]", type=click.Path(), callback=_target)
 @click.option("--verify", is_flag=True, help="Make none: look whether the backup PATH is whole.")
 @click.option(
     "--keep",
