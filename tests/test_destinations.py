@@ -242,7 +242,10 @@ def test_a_sender_that_is_none_is_refused() -> None:
 
 @pytest.mark.parametrize("part", ["to", "subject", "text"])
 def test_a_mail_lacks_nothing(part: str) -> None:
-    assert refused(email(**{part: "{none}"})) == f"destinations.confirmation.{part}: {{none}} is missing"
+    assert (
+        refused(email(**{part: "{none}"}))
+        == f"destinations.confirmation.{part}: {{none}} is missing"
+    )
 
 
 def test_other_values_become_text_in_a_mail() -> None:

@@ -126,6 +126,17 @@ def test_how_old_a_delivery_may_be_is_told(
     assert rows.get("tolerance", "").strip() == (tolerance or "")
 
 
+def test_a_file_that_others_may_read_still_has_one_transaction(
+    world: World, receiver: Command
+) -> None:
+    (world.folder / "receiver.db").chmod(0o644)
+
+    ran = receiver("doctor")
+
+    assert "open to everybody" in told(ran, "problem")
+    assert "[x] one transaction" in ran.out
+
+
 Cause = Callable[[World, Path], object]
 
 

@@ -444,7 +444,7 @@ def test_what_did_not_render_for_want_of_an_address_names_its_path_and_the_event
 ) -> None:
     owing.configure(
         CONFIG
-        + '''
+        + """
         [[rules]]
         operation = "thank"
         source = "stripe"
@@ -459,7 +459,7 @@ def test_what_did_not_render_for_want_of_an_address_names_its_path_and_the_event
         to = "{data.object.customer_email}"
         subject = "thanks"
         text = "thanks"
-        '''
+        """
     )
     owing.stripe("evt_2", "invoice.thanked", id="in_2", customer_email=None)
 
@@ -467,7 +467,9 @@ def test_what_did_not_render_for_want_of_an_address_names_its_path_and_the_event
 
     why = "does not render: destinations.mail.to: {data.object.customer_email} is missing"
     assert shown["last_error"] == why
-    assert shown["next"][0] == "if event evt_2 rightly has no such value: `receiver outbox cancel 3`"
+    assert (
+        shown["next"][0] == "if event evt_2 rightly has no such value: `receiver outbox cancel 3`"
+    )
 
 
 def test_a_message_is_rendered_again_with_its_grant_and_workspace(
