@@ -149,9 +149,10 @@ def _of_signature(
     if found is not None:
         yield found
         return
+    varied = "body, URL or secret" if contract.preset.signs_url else "body or secret"
     yield Finding(
         "unexplained",
-        "no variation of body, URL or secret would match either: most likely it is another "
+        f"no variation of {varied} would match either: most likely it is another "
         "endpoint's secret, or one of the other mode (test, live): copy it from the sender again; "
         "else something in front of Receiver changed the body",
     )

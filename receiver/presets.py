@@ -242,6 +242,11 @@ class Preset(msgspec.Struct, frozen=True):
     captures: bool = False
 
     @property
+    def signs_url(self) -> bool:
+        """Whether a signature says anything of the URL."""
+        return self.in_path or any(scheme.signs_url for scheme in self.schemes)
+
+    @property
     def in_path(self) -> bool:
         """Whether the secret is a part of the URL, as the sender can show it nowhere else."""
         return any(scheme.sig is not None and scheme.sig.kind == "path" for scheme in self.schemes)

@@ -12,6 +12,7 @@ from receiver.config import ConfigError, Settings, Source
 from receiver.console import rfc3339
 from receiver.explain import Clocks, Finding
 from receiver.handshakes import Handshake
+from receiver.presets import Preset
 from receiver.select import nearest_or_all
 from receiver.sources import others_with_secrets, tolerance_of, with_secrets
 from receiver.verify import EXPIRED, Delivery, Event, Rejected, verify
@@ -48,7 +49,7 @@ def explained(
         return (Finding("not-kept", f"the signature was right: {request.detail}; {LET_GO}"),)
     names = json.loads(request.header_names)
     found = explain.explain_unkept(source.contract.preset, names, request.body_bytes)
-    return tuple(found) or (_unjudged(),)
+    return tuple(found) or (_unjudged(source.contract.preset),)
 
 
 def clocks_near(snapshot: Snapshot, settings: Settings, at_ms: int, now_ms: int) -> Clocks:
@@ -187,9 +188,10 @@ def _by_reason(settings: Settings, request: Request) -> Finding:
     return Finding(request.reason, words)
 
 
-def _unjudged() -> Finding:
+def _unjudged(preset: Preset) -> Finding:
+    parts = "the secret, the body or the URL" if preset.signs_url else "the secret or the body"
     return Finding(
         "not-kept",
-        "the headers that it takes are there, so the secret, the body or the URL is another one "
-        "than the sender's; which of them can't be told, since its body was not kept",
+        f"the headers that it takes are there, so {parts} is another one than the sender's; which "
+        "of them can't be told, since its body was not kept",
     )

@@ -147,8 +147,8 @@ def parse_change(text: str) -> tuple[str, object]:
 # What to try next
 
 
-def advice(settings: Settings, source: str, sample: Sample, word: str) -> str:
-    """What to do after a sample was answered with `word`: words with a command in them."""
+def advice(settings: Settings, source: str, sample: Sample, status: int, word: str) -> str:
+    """What to do after a sample was answered so: words with a command in them."""
     rules = settings.rules_for(source, sample.type)
     if word == "done":
         return _after_done(settings, source, rules, sample)
@@ -160,8 +160,10 @@ def advice(settings: Settings, source: str, sample: Sample, word: str) -> str:
         return _after_ignored(settings.sources[source], rules, sample)
     if word == "rejected":
         return "the server has another secret or clock; restart it, or run `receiver check`"
-    # A sender that wants an empty body is told no word.
-    if word in ("", "duplicate", "conflict", "quarantined"):
+    if word == "duplicate":
+        return f"nothing new was done, this event was here before: {_show(sample)}"
+    # Some senders want words of their own, or none.
+    if status < 300:
         return _show(sample)
     return "the server's log says more"
 

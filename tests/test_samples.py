@@ -331,7 +331,7 @@ def test_a_test_event_on_a_live_source_is_told_as_such(settings: Settings) -> No
     wish = Wish("invoice.paid", "01" * 8, NOW_MS, body=b'{"livemode": false}', exact=True)
     sample = make(settings.sources["live"], wish, URL)
 
-    words = samples.advice(settings, "live", sample, "ignored")
+    words = samples.advice(settings, "live", sample, 200, "ignored")
 
     assert words.startswith("a test event on a live source is ignored")
 
@@ -365,6 +365,8 @@ url = "http://127.0.0.1:1/"
         ("inside", "stripe", "told", "pending", "a handler failed: `receiver events show e`"),
         ("inside", "stripe", "told", "done", "`receiver outbox list`"),
         ("inside", "stripe", "feedback.created", "done", "`receiver records`"),
+        ("inside", "stripe", "told", "duplicate", "nothing new was done, this event was here"),
+        ("inside", "stripe", "told", "[accepted]", "`receiver events show e`"),
     ],
 )
 def test_what_is_advised_after_an_answer_fits_it(
@@ -373,6 +375,6 @@ def test_what_is_advised_after_an_answer_fits_it(
     world.configure(conftest.CONFIG.replace('run = "off"', f'run = "{run}"') + ADVISED)
     sample = Sample("e", event_type, [], b"{}", {})
 
-    words = samples.advice(world.processor.settings, source, sample, word)
+    words = samples.advice(world.processor.settings, source, sample, 200, word)
 
     assert words.startswith(advised)

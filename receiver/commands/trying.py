@@ -130,7 +130,7 @@ def send(
     else:
         told = described_answer(sample.event_id, answer)
         console.print_fields([*(told | {"answer": answer.word or "nothing (empty body)"}).items()])
-        next_step(samples.advice(settings, source, sample, answer.word), config)
+        next_step(samples.advice(settings, source, sample, answer.status, answer.word), config)
     return FINE if answer.status < 300 else FOUND
 
 
