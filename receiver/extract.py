@@ -17,6 +17,8 @@ FORM_FIELDS_MAX = 1000
 BARE_PERCENTS_MAX = 1000
 # Bytes of a body that tell a form from JSON.
 START_BYTES = 64
+# What is wrong with a body that no rule can read.
+NOT_JSON = "body is not JSON"
 
 Headers = Sequence[tuple[bytes, bytes]]
 
@@ -137,13 +139,13 @@ def without_bom(body: bytes) -> bytes:
 
 def _json(raw: bytes) -> tuple[object, str | None]:
     if not raw:
-        return None, "body is not JSON: it is empty"
+        return None, f"{NOT_JSON}: it is empty"
     try:
         return msgspec.json.decode(without_bom(raw)), None
     except msgspec.DecodeError as error:
-        return None, f"body is not JSON: {error}"
+        return None, f"{NOT_JSON}: {error}"
     except RecursionError:
-        return None, "body is not JSON: it is nested too deeply"
+        return None, f"{NOT_JSON}: it is nested too deeply"
 
 
 def _form_document(body: bytes) -> Document:

@@ -1,12 +1,13 @@
 """Finds what an operator means by the names on a command line."""
 
 import re
+import shlex
 from collections.abc import Sequence
 
 from receiver import process, rules
 from receiver.config import Call, Grant, Settings
 from receiver.select import nearest_or_all
-from receiver.shown import full_name
+from receiver.shown import handle
 from store import deliveries, inbox, ledger, operations, outbox, rejections, resources
 from store.database import Snapshot
 from store.inbox import Row
@@ -42,7 +43,7 @@ def event(snapshot: Snapshot, name: str) -> Row:
     if not found:
         raise Absent(f"there is no event {name}: `receiver events list` shows what there is")
     if len(found) > 1:
-        names = list(map(_described, found))
+        names = [_described(snapshot, row) for row in found]
         raise Ambiguous(f"{name} is more than one event: use one of these names", names)
     return found[0]
 
@@ -61,11 +62,25 @@ def event_about(snapshot: Snapshot, settings: Settings, name: str) -> Row:
         what = f"{name} is the subject of more than one event"
     if not found:
         found = inbox.of_workspace(snapshot, name)
-        what = f"workspace {name} has more than one event: `receiver events list --workspace`"
+        listing = f"receiver events list --workspace {shlex.quote(name)}"
+        what = f"workspace {name} has more than one event: `{listing}`"
     rows = list(inbox.rows(snapshot, found[-NAMES_MAX:]))
     if len(rows) > 1:
-        raise Ambiguous(f"{what}; show one of these", list(map(_described, rows)))
+        names = [_described(snapshot, row) for row in rows]
+        raise Ambiguous(f"{what}; show one of these", names)
+    if not rows:
+        _check_refused(snapshot, name)
     return rows[0] if rows else event(snapshot, name)
+
+
+def _check_refused(snapshot: Snapshot, name: str) -> None:
+    """Raises Absent where the request of that id brought nothing, as it was refused."""
+    kept = rejections.by_request(snapshot, name)
+    if kept is not None:
+        raise Absent(
+            f"there is no event {name}, but that is a request which was refused "
+            f"({kept.request.reason}): `receiver rejections explain {kept.number}` says why"
+        )
 
 
 def about(
@@ -106,8 +121,8 @@ def _asks_for(snapshot: Snapshot, settings: Settings, row: Row, subject: str) ->
     return any(key.subject == subject for key in rules.keys_of(matching, asking))
 
 
-def _described(row: Row) -> str:
-    return f"{full_name(row)} (row {row.id}, {row.type}, {row.state})"
+def _described(snapshot: Snapshot, row: Row) -> str:
+    return f"{handle(snapshot, row)} (row {row.id}, {row.type}, {row.state})"
 
 
 def message(snapshot: Snapshot, name: str) -> Message:

@@ -405,7 +405,7 @@ def stored_event(snapshot: Snapshot, settings: Settings, known: Row) -> Event:
         )
     body = inbox.payload(snapshot, known.id)
     if body is None:
-        raise NotReplayable("its payload was pruned or redacted")
+        raise NotReplayable(_why_no_body(snapshot, known.id))
     return reread(
         source.contract,
         body=body,
@@ -418,6 +418,14 @@ def stored_event(snapshot: Snapshot, settings: Settings, known: Row) -> Event:
         id_signed=known.id_signed,
         claimed_account=known.claimed_account,
     )
+
+
+def _why_no_body(snapshot: Snapshot, row: int) -> str:
+    """Why a stored event without its body can't be run again."""
+    left = forgotten.of_event(snapshot, row)
+    # What no rule wanted, of a source that keeps none of it, leaves nothing.
+    what = "was not kept" if left is None else f"was {left.why}"
+    return f"its body {what}, so it can't be run again"
 
 
 def about(source: str, account: str, id: str, type: str, row: int) -> dict[str, str]:

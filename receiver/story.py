@@ -9,10 +9,11 @@ import msgspec
 from receiver import projection, rules, shown
 from receiver.config import Link, Project, Settings
 from receiver.console import rfc3339
+from receiver.extract import NOT_JSON
 from receiver.operate import target_of, target_of_link, target_of_message
 from receiver.process import NotReplayable, stored_event
 from receiver.select import Unjudgeable
-from receiver.verify import Event
+from receiver.verify import LIVE_ON_TEST, Event
 from store import (
     attempts,
     audit,
@@ -76,7 +77,7 @@ def tell(snapshot: Snapshot, settings: Settings, row: Row) -> Story:
         *_forgotten(snapshot, row),
     ]
     moments.sort(key=lambda moment: moment.at_ms)
-    steps = tuple(_next_steps(snapshot, row, name, waits_for))
+    steps = tuple(_next_steps(snapshot, settings, row, name, waits_for))
     return Story(row, name, tuple(moments), waits_for, steps)
 
 
@@ -356,17 +357,30 @@ def _came_ms(snapshot: Snapshot, fact: parked.Fact) -> int | None:
 
 
 def _next_steps(
-    snapshot: Snapshot, row: Row, name: str, waits_for: parked.Fact | None
+    snapshot: Snapshot, settings: Settings, row: Row, name: str, waits_for: parked.Fact | None
 ) -> Iterator[str]:
+    readable = not (row.reason or "").startswith(NOT_JSON)
     if waits_for is not None:
         yield from waiting_steps(waits_for, name)
-    elif row.state == "quarantined":
-        yield f"correct the rule or the data, then `receiver replay {name}`"
+    elif row.state == "quarantined" and readable:
+        yield f"{_correct(settings, row)}, then `receiver replay {name}`"
     elif row.state in ("pending", "dead"):
         yield f"{_when(row)}: `receiver replay {name}`"
     if row.state in ("parked", "quarantined", "dead"):
-        yield f"if it needs nothing more: `receiver events resolve {name} --reason TEXT`"
+        first = "if it needs nothing more" if readable else "no rule can read it"
+        yield f"{first}: `receiver events resolve {name} --reason TEXT`"
     yield from _steps_beside(snapshot, row)
+
+
+def _correct(settings: Settings, row: Row) -> str:
+    """What has to be another before a quarantined event can be applied."""
+    source = settings.sources.get(row.endpoint)
+    if LIVE_ON_TEST in (row.reason or "") and source is not None and not source.contract.livemode:
+        return (
+            f"it is live, and sources.{row.endpoint} has livemode = false: have the sender post "
+            "live events to a source with livemode = true; or, if this is that one, set it there"
+        )
+    return "correct the rule or the data"
 
 
 def _when(row: Row) -> str:

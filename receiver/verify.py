@@ -45,6 +45,8 @@ TIMESTAMP_DIGITS_MAX = 16
 
 BAD_SIGNATURE = "bad-signature"
 EXPIRED = "expired"
+# What is wrong with an event, where that decides what to do about it.
+LIVE_ON_TEST = "a live event on a test source"
 
 _RFC_3339 = rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -918,5 +920,5 @@ def _judge_mode(
         kind, other = ("live", "test") if bound else ("test", "live")
         problems.append(f"secret {secret.reference} is for {kind} events, this is a {other} one")
     if live and wanted is False:
-        problems.append("a live event on a test source")
+        problems.append(LIVE_ON_TEST)
     return problems, wanted is True and not live

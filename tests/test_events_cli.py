@@ -34,6 +34,30 @@ def words_of(shown: dict[str, object]) -> list[tuple[str, str]]:
     return [(moment["what"], moment["words"]) for moment in story]
 
 
+def test_a_live_event_on_a_test_source_is_told_what_to_set(world: World, command: Command) -> None:
+    world.invoice("evt_1", "in_1", envelope={"livemode": True})
+
+    (shown,) = command.objects("events", "show", "evt_1")
+
+    assert shown["reason"] == "a live event on a test source"
+    assert shown["next"] == [
+        "it is live, and sources.stripe has livemode = false: have the sender post live events to "
+        "a source with livemode = true; or, if this is that one, set it there, then "
+        "`receiver replay evt_1`",
+        "if it needs nothing more: `receiver events resolve evt_1 --reason TEXT`",
+    ]
+
+
+def test_a_body_that_is_not_json_can_only_be_resolved(world: World, command: Command) -> None:
+    world.deliver("stripe", b"no JSON")
+
+    (shown,) = command.objects("events", "show", "1")
+
+    assert shown["reason"].startswith("body is not JSON")
+    (step,) = shown["next"]
+    assert step.startswith("no rule can read it: `receiver events resolve sha256:")
+
+
 # Listing
 
 
@@ -446,11 +470,12 @@ def test_several_events_of_a_workspace_or_a_subject_are_named(
     assert (alone.code, alone.out.splitlines()[0]) == (0, "event  stripe/evt_1")
     assert (workspace.code, subject.code) == (2, 2)
     assert [line.split()[1] for line in workspace.err.splitlines()[1:]] == [
-        "stripe//evt_1",
-        "stripe//evt_4",
+        "evt_1",
+        "evt_4",
     ]
+    assert "`receiver events list --workspace acme`; show one of these" in workspace.err
     assert "in_2 is the subject of more than one event; show one of these" in subject.err
-    assert "stripe//evt_2 (row 2, invoice.paid, quarantined)" in subject.err
+    assert "receiver: evt_2 (row 2, invoice.paid, quarantined)" in subject.err
 
 
 def test_events_are_listed_by_subject_and_by_workspace_beside_other_filters(
@@ -598,7 +623,9 @@ def test_a_replay_says_of_each_event_why_it_was_not_run(world: World, command: C
     ran = command("replay", "evt_1", "evt_2", "--yes")
 
     assert ran.code == 1
-    assert "evt_1  not run: its payload was pruned or redacted\nevt_2  done\n" in ran.out
+    assert (
+        "evt_1  not run: its body was not kept, so it can't be run again\nevt_2  done\n" in ran.out
+    )
     assert world.state("evt_1") == "parked"
 
 

@@ -222,7 +222,10 @@ def test_a_dry_run_says_why_an_event_can_not_be_run(world: World, command: Comma
 
     (told,) = tried(command, "evt_1")
 
-    assert (told["would_be"], told["problem"]) == ("not run", "its payload was pruned or redacted")
+    assert (told["would_be"], told["problem"]) == (
+        "not run",
+        "its body was not kept, so it can't be run again",
+    )
 
 
 def test_a_dry_run_says_why_an_event_would_not_be_done(world: World, command: Command) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from receiver import presets
 from receiver.signing import sign
 from receiver.tally import with_body
 from receiver.verify import Delivery, Rejected, verify
@@ -163,6 +164,17 @@ def test_without_a_body_it_says_how_to_have_the_next_one_kept(
     assert "receiver verify stripe --request FILE" in shown.out
 
 
+def test_a_request_that_was_refused_is_no_event_and_leads_to_why(
+    world: World, command: Command
+) -> None:
+    number = refuse(world, paid("evt_1"), late_s=0, received=b"{}", request_id="r-7")
+
+    ran = command("events", "show", "r-7")
+
+    assert ran.code == 3
+    assert f"refused (bad-signature): `receiver rejections explain {number}`" in ran.err
+
+
 def test_what_is_explained_without_a_body_asks_for_none(world: World, command: Command) -> None:
     number = refuse(world, paid("evt_1"), late_s=0, received=b"{}", keep=False)
     world.query("update receiver_rejected set header_names = '[\"host\"]'")
@@ -171,6 +183,16 @@ def test_what_is_explained_without_a_body_asks_for_none(world: World, command: C
 
     assert causes(explain(command, number)) == ["missing-header"]
     assert "next:" not in shown.out + shown.err
+
+
+def test_the_url_is_suspected_only_where_it_is_signed(world: World, command: Command) -> None:
+    kept = refuse(world, paid("evt_1"), late_s=0, received=b'{"other": 1}', keep=True)
+    bare = refuse(world, paid("evt_2"), late_s=0, received=b"{}", keep=False)
+
+    for number, parts in ((kept, "of body or secret would"), (bare, "the secret or the body is")):
+        assert parts in command("rejections", "explain", number).out
+    signed = [name for name in ("stripe", "twilio") if presets.get(name).signs_url]
+    assert signed == ["twilio"]
 
 
 def test_what_was_wrong_is_said_once(world: World, command: Command) -> None:

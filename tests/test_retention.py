@@ -197,7 +197,19 @@ def test_a_pruned_event_says_so_and_is_not_run_again(world: World, receiver: Com
     receiver.objects("prune")
 
     assert "pruned" in receiver("events", "show", "evt_1").out
-    assert "pruned or redacted" in receiver("replay", "evt_1").out
+    replayed = receiver("replay", "evt_1")
+    assert replayed.code == 1
+    assert "evt_1  not run: its body was pruned, so it can't be run again" in replayed.out
+    # It is done: there is nothing that it needs.
+    assert "next:" not in replayed.out
+
+
+def test_a_redacted_event_is_not_run_again_and_says_why(world: World, receiver: Command) -> None:
+    world.link()
+    world.invoice("evt_1", "in_1")
+    receiver("redact", "evt_1", "--yes", "--reason", "asked")
+
+    assert "not run: its body was redacted, so it" in receiver("replay", "evt_1").out
 
 
 # A person's

@@ -144,7 +144,7 @@ def events_show(config: Path, event: str, payload: bool, as_json: bool) -> None:
     print_story(told, config)
     if payload:
         console.say("")
-        for line in lines or ["its payload was pruned or redacted"]:
+        for line in lines or ["its payload is not there: it was pruned, redacted or never kept"]:
             console.say(line)
 
 
@@ -355,6 +355,7 @@ def say_replayed(config: Path, settings: "Settings", ran: Sequence["Replayed"]) 
     from store import inbox
 
     counts: dict[str, int] = {}
+    settled: set[int] = set()
     with reading(settings) as seen:
         for one in ran:
             row = inbox.by_row(seen, one.row)
@@ -364,12 +365,15 @@ def say_replayed(config: Path, settings: "Settings", ran: Sequence["Replayed"]) 
             told = f": {why}" if why and one.word != "done" else ""
             console.say(f"{name}  {one.word}{told}", None if fine else "yellow")
             counts[one.word] = counts.get(one.word, 0) + 1
+            if row is not None and row.state in ("done", "ignored"):
+                settled.add(one.row)
     if not ran:
         console.warn("no event fits", None)
     if len(ran) > 1:
         words = ", ".join(f"{count} {word}" for word, count in sorted(counts.items()))
         console.say(f"{len(ran)} events were run again: {words}")
     unfinished = [one for one in ran if one.word not in ("done", "ignored")]
-    if unfinished:
-        next_step(f"`receiver events show {unfinished[0].row}` says what it needs", config)
+    needing = [one.row for one in unfinished if one.row not in settled]
+    if needing:
+        next_step(f"`receiver events show {needing[0]}` says what it needs", config)
     return FOUND if unfinished else FINE
