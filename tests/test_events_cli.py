@@ -115,6 +115,37 @@ def test_events_are_filtered(
     assert [one["id"] for one in command.objects("events", "list", *filters)] == found
 
 
+@pytest.mark.parametrize(
+    "act",
+    [
+        ["events", "list"],
+        ["events", "list", "--workspace", "acme"],
+        ["rejections", "list"],
+        ["replay", "--yes"],
+    ],
+)
+def test_a_source_by_a_slip_is_told_and_is_no_empty_list(
+    world: World, command: Command, act: list[str]
+) -> None:
+    ran = command(*act, "--source", "strip")
+
+    assert ran.code == 3
+    assert "there is no source strip in " in ran.err
+    assert "(did you mean stripe?)" in ran.err
+    assert command(*act, "--source", "stripe").code == 0
+
+
+def test_a_source_that_the_config_lost_is_still_a_name(world: World, command: Command) -> None:
+    world.invoice("evt_1", "in_1", source="connect")
+    world.configure(CONFIG.replace("sources.connect", "sources.other").replace('"connect", ', ""))
+
+    listed = command("events", "list", "--source", "connect")
+    none = command("events", "list", "--source", "connect", "--state", "dead")
+
+    assert "evt_1" in listed.out
+    assert (none.code, none.err) == (0, "nothing is listed\n")
+
+
 def test_a_reason_with_escape_codes_can_not_steer_the_terminal(
     world: World, command: Command
 ) -> None:

@@ -78,7 +78,7 @@ def test_messages_are_listed_newest_first_with_the_fields_of_the_contract(
         (["--state", "sent"], [1]),
         (["--state", "pending", "--destination", "app"], [2]),
         (["--destination", "app", "--limit", "1"], [2]),
-        (["--destination", "other"], []),
+        (["--destination", "app", "--state", "dead"], []),
     ],
 )
 def test_messages_are_filtered(
@@ -87,6 +87,20 @@ def test_messages_are_filtered(
     attempt(owing, Sent("200"))
 
     assert [one["id"] for one in command.objects("outbox", "list", *filters)] == found
+
+
+@pytest.mark.parametrize("act", [["list"], ["retry", "--state", "dead", "--reason", "x"]])
+def test_a_destination_by_a_slip_is_told_and_a_lost_one_is_listed(
+    owing: World, command: Command, act: list[str]
+) -> None:
+    slip = command("outbox", *act, "--destination", "ap")
+    reconfigure(owing, "app", "other")
+    lost = command("outbox", "list", "--state", "dead", "--destination", "app")
+
+    assert slip.code == 3
+    assert "there is no destination ap in " in slip.err
+    assert "(did you mean app?)" in slip.err
+    assert (lost.code, lost.err) == (0, "nothing is listed\n")
 
 
 def test_every_state_of_a_message_can_be_chosen(command: Command) -> None:
@@ -319,8 +333,8 @@ def test_those_of_a_destination_are_retried_after_a_question(
     declined, other = command(*words), command("outbox", "retry", "--destination", "other")
     ran = command(*words, typed="y\n")
 
-    assert (declined.code, other.code, ran.code) == (2, 0, 0)
-    assert "no message fits" in other.err
+    assert (declined.code, other.code, ran.code) == (2, 3, 0)
+    assert "there is no destination other in" in other.err
     assert [one[1] for one in acts(owing)] == ["message 1", "message 2"]
     assert owing.query("select distinct state from receiver_outbox") == [("pending",)]
     # Without a state, what is neither dead nor named is left alone.

@@ -15,6 +15,7 @@ from receiver.commands.shared import (
     FOUND,
     Listed,
     acting,
+    check_source,
     configured,
     confirm,
     drain,
@@ -95,6 +96,8 @@ def events_list(
             rows = inbox.listed(
                 seen, state=state, endpoint=source, type=type, since_ms=since_ms, limit=limit
             )
+            if not rows:
+                check_source(seen, config, source)
     else:
         # It reads the rules, to find who asks for a subject.
         from receiver import named
@@ -110,6 +113,8 @@ def events_list(
                 since_ms=since_ms,
                 limit=limit,
             )
+            if not rows:
+                check_source(seen, config, source)
     print_listing(rows, limit, as_json, shown.event, EVENT_HEADINGS, event_cells, prose=True)
 
 
@@ -298,6 +303,8 @@ def rows_to_replay(
             type=filters["type"],
             since_ms=filters["since_ms"],
         )
+        if not rows:
+            check_source(seen, settings.path, filters["source"])
     return list(dict.fromkeys(rows))
 
 

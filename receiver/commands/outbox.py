@@ -13,6 +13,7 @@ from receiver.commands.shared import (
     FOUND,
     Listed,
     acting,
+    check_destination,
     configured,
     confirm,
     json_option,
@@ -83,6 +84,8 @@ def outbox_list(
 
     with looking(config) as seen:
         found = outbox.listed(seen, state=state, destination=destination, limit=limit)
+        if not found:
+            check_destination(seen, config, destination)
     at = shared.now_ms()
     print_listing(
         found,
@@ -180,6 +183,8 @@ def outbox_retry(
         numbers = [named.message(seen, message).id for message in messages] or outbox.numbers(
             seen, state=state or "dead", destination=destination
         )
+        if not numbers:
+            check_destination(seen, config, destination)
     numbers = list(dict.fromkeys(numbers))
     if len(numbers) > 1 and not yes:
         twice = "; some may have been received" if state == "review" else ""

@@ -13,6 +13,7 @@ from receiver.commands.shared import (
     FINE,
     FOUND,
     Listed,
+    check_source,
     configured,
     drain,
     json_option,
@@ -77,6 +78,8 @@ def rejections_list(
         found = rejections.listed(
             seen, source=source, reason=reason, since_ms=since_ms, limit=limit
         )
+        if not found:
+            check_source(seen, config, source)
     at = shared.now_ms()
     print_listing(
         found,

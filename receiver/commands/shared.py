@@ -221,6 +221,42 @@ def source_named(settings: "Settings", name: str) -> "Source":
     raise NotFound(f"there is no source {name} in {settings.path}{hint}")
 
 
+def check_source(seen: "Snapshot", config: Path, name: str | None) -> None:
+    """Where nothing was found: raises NotFound for a source that nobody knows, as by a slip.
+
+    One that the config lost but the file has still stands for what it received.
+    """
+    from store import inbox, rejections
+
+    if name is None or inbox.latest(seen, name) is not None:
+        return
+    if not rejections.of_source(seen, name):
+        _check_configured("source", name, config)
+
+
+def check_destination(seen: "Snapshot", config: Path, name: str | None) -> None:
+    """The same of a destination."""
+    from store import outbox
+
+    if name is not None and not outbox.listed(seen, destination=name, limit=1):
+        _check_configured("destination", name, config)
+
+
+def _check_configured(kind: str, name: str, config: Path) -> None:
+    from receiver.config import ConfigError
+    from receiver.select import nearest_or_all
+
+    try:
+        settings = load_settings(config)
+    except ConfigError:
+        # What is in the file is listed whatever else is in the config.
+        return
+    known = settings.sources if kind == "source" else settings.destinations
+    if name not in known:
+        hint = nearest_or_all(name, known)
+        raise NotFound(f"there is no {kind} {name} in {settings.path}{hint}")
+
+
 def with_captured(settings: "Settings", contract: "Contract") -> "Contract":
     """The contract with what was captured for its source, as far as the file can be read."""
     from receiver.captures import complete
