@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, NoReturn
 
 from receiver import effects, fetching, rejected, rules
 from receiver.captures import CAPTURED_MAX, reference
-from receiver.config import Settings, Source
+from receiver.config import Link, Project, Settings, Source
 from receiver.named import Absent
 from receiver.process import (
     DUE_MAX,
@@ -89,11 +89,20 @@ class Entered(NamedTuple):
 
 
 class Replayed(NamedTuple):
-    """What became of one event that was run again; `problem` if it could not be."""
+    """What became of one event that was run again; `problem` if it could not be.
+
+    `repeated`: it is done, and each of its operations had been done before.
+    """
 
     row: int
     word: str
     problem: str | None = None
+    repeated: bool = False
+
+
+class _Ran(NamedTuple):
+    outcome: Outcome
+    repeated: bool = False
 
 
 class Accepted(NamedTuple):
@@ -188,7 +197,7 @@ def drain(store: Store, processor: Processor) -> None:
         time.sleep(GAP_S)
 
 
-def _replay_job(store: Store, processor: Processor, row: int, by: By) -> Callable[[Tx], Outcome]:
+def _replay_job(store: Store, processor: Processor, row: int, by: By) -> Callable[[Tx], _Ran]:
     """The event's prepare functions run now, outside the transaction that the job runs in."""
 
     def read(snapshot: Snapshot, now_ms: int) -> Event:
@@ -211,35 +220,45 @@ def _replay_job(store: Store, processor: Processor, row: int, by: By) -> Callabl
     return functools.partial(_replay, processor=processor, row=row, by=by, prepared=prepared)
 
 
-def _raising(error: Exception) -> Callable[[Tx], Outcome]:
-    def run(tx: Tx) -> Outcome:
+def _raising(error: Exception) -> Callable[[Tx], _Ran]:
+    def run(tx: Tx) -> _Ran:
         raise error
 
     return run
 
 
-def _replay(tx: Tx, *, processor: Processor, row: int, by: By, prepared: Prepared) -> Outcome:
+def _replay(tx: Tx, *, processor: Processor, row: int, by: By, prepared: Prepared) -> _Ran:
     known = _event(tx, row)
     _check_lease(known, tx.now_ms)
     # One whose worker ended would seem to run for ever.
     attempts.close(tx, event=row)
+    made = operations.of_event(tx, row)
     outcome = processor.replay(tx, row, prepared)
     write_down(tx, by, "replay", target_of(row), was=known.state, became=outcome.word)
-    return outcome
+    none_new = operations.of_event(tx, row) == made
+    return _Ran(outcome, none_new and _does_all_once(processor, known, outcome))
 
 
-def _keep(tx: Tx, why: str, *, processor: Processor, row: int, by: By) -> Outcome:
+def _does_all_once(processor: Processor, known: Row, outcome: Outcome) -> bool:
+    """Whether an event is done, by rules that do nothing but what is claimed by a key."""
+    matching = processor.settings.rules_for(known.endpoint, known.type)
+    # A link that was removed is made again, and a resource may be another by now.
+    state = any(isinstance(rule.effect, Link | Project) for rule in matching)
+    return outcome.word == "done" and bool(outcome.keys) and not state
+
+
+def _keep(tx: Tx, why: str, *, processor: Processor, row: int, by: By) -> _Ran:
     known = _event(tx, row)
     outcome = processor.keep_stored(tx, why, row)
     write_down(tx, by, "replay", target_of(row), was=known.state, became=outcome.word)
-    return outcome
+    return _Ran(outcome)
 
 
-def _replayed(row: int, job: Job[Outcome]) -> Replayed:
+def _replayed(row: int, job: Job[_Ran]) -> Replayed:
     match job.error:
         case None:
             assert job.result is not None, "a job without an error has its outcome"
-            return Replayed(row, job.result.word)
+            return Replayed(row, job.result.outcome.word, repeated=job.result.repeated)
         case Declined() | Absent() | NotReplayable():
             return Replayed(row, "not run", str(job.error))
     raise job.error

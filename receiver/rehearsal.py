@@ -208,7 +208,7 @@ def _one(tx: Tx, processor: Processor, row: int, watch: Watch) -> Rehearsed:
     except TransactionLost as error:
         why = f"it would end the whole transaction ({error}), and be kept without effects"
         return Rehearsed(row, "pending", why)
-    changed = watch.take()
+    changed = [one for one in watch.take() if not _is_bookkeeping(one)]
     owed = [one.after for one in changed if one.table == "receiver_outbox" and not one.before]
     messages = [outbox.by_id(tx, int(str(one["id"]))) for one in owed if one is not None]
     return Rehearsed(
@@ -217,8 +217,21 @@ def _one(tx: Tx, processor: Processor, row: int, watch: Watch) -> Rehearsed:
         None if word == "done" else _reason(tx, row),
         changed,
         [one for one in messages if one is not None],
-        [*_unprepared(tx, processor, row), *_untold(watch)],
+        [*_repeated(word, changed), *_unprepared(tx, processor, row), *_untold(watch)],
     )
+
+
+def _is_bookkeeping(change: Change) -> bool:
+    """Whether it only counts, or tells when an event was settled last."""
+    if change.table != "receiver_events" or change.before is None or change.after is None:
+        return change.table == "receiver_tallies"
+    before, after = change.before, change.after
+    return all(before[name] == after[name] for name in after if name != "settled_ms")
+
+
+def _repeated(word: str, changed: Sequence[Change]) -> Iterator[str]:
+    if word == "done" and not changed:
+        yield "all had been done before: no operation and no ledger entry would be new"
 
 
 def _reason(seen: Snapshot, row: int) -> str | None:

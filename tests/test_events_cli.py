@@ -120,6 +120,7 @@ def test_events_are_filtered(
     [
         ["events", "list"],
         ["events", "list", "--workspace", "acme"],
+        ["parked", "list"],
         ["rejections", "list"],
         ["replay", "--yes"],
     ],
@@ -655,7 +656,8 @@ def test_a_replay_says_of_each_event_why_it_was_not_run(world: World, command: C
 
     assert ran.code == 1
     assert (
-        "evt_1  not run: its body was not kept, so it can't be run again\nevt_2  done\n" in ran.out
+        "evt_1  not run: its body was not kept, so it can't be run again\nevt_2  done: all"
+        in ran.out
     )
     assert world.state("evt_1") == "parked"
 

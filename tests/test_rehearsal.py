@@ -131,6 +131,36 @@ def test_a_dry_run_tells_just_what_the_replay_then_does(tables: World, command: 
         assert world.query(f"select * from {table}") == after
 
 
+def test_a_dry_run_of_what_was_done_says_that_nothing_is_new(
+    world: World, command: Command
+) -> None:
+    world.link()
+    world.invoice("evt_1", "in_1")
+    command("ledger", "revert", "stripe/in_1/initial-credit-grant", "--reason", "x")
+    world.clock.now_ms += 1_000
+
+    (told,) = tried(command, "evt_1")
+
+    assert (told["would_be"], told["changes"]) == ("done", [])
+    assert told["notes"] == [
+        "all had been done before: no operation and no ledger entry would be new"
+    ]
+    assert command("replay", "evt_1", "--dry-run").out.count("\n") == 2
+
+
+def test_a_replay_of_what_was_done_says_that_nothing_is_new(world: World, command: Command) -> None:
+    world.invoice("evt_1", "in_1", status="open")
+    world.link()
+    world.invoice("evt_2", "in_1")
+    world.configure(CONFIG.replace('= "paid" }', '= ["open", "paid"] }'))
+
+    by_another, again = command("replay", "evt_1"), command("replay", "evt_2")
+
+    why = "all had been done before, no operation and no ledger entry is new"
+    assert (by_another.out, again.out) == (f"evt_1  done: {why}\n", f"evt_2  done: {why}\n")
+    assert world.balance() == 100
+
+
 def test_what_an_effect_undid_is_no_change(world: World, command: Command) -> None:
     world.invoice("evt_1", "in_1")
 

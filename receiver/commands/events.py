@@ -370,6 +370,8 @@ def say_replayed(config: Path, settings: "Settings", ran: Sequence["Replayed"]) 
             why = one.problem or (None if row is None else row.reason or row.last_error)
             fine = one.word in ("done", "ignored")
             told = f": {why}" if why and one.word != "done" else ""
+            if one.repeated:
+                told = ": all had been done before, no operation and no ledger entry is new"
             console.say(f"{name}  {one.word}{told}", None if fine else "yellow")
             counts[one.word] = counts.get(one.word, 0) + 1
             if row is not None and row.state in ("done", "ignored"):

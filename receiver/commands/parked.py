@@ -11,6 +11,7 @@ from receiver.commands.shared import (
     FINE,
     FOUND,
     Listed,
+    check_source,
     configured,
     drain,
     listing,
@@ -49,6 +50,8 @@ def parked_list(config: Path, as_json: bool, limit: int, source: str | None) -> 
             for event, fact, since_ms in parked.listed(seen, endpoint=source, limit=limit)
             if (row := inbox.by_row(seen, event)) is not None
         ]
+        if not found:
+            check_source(seen, config, source)
     at = shared.now_ms()
     print_listing(
         found,
