@@ -361,9 +361,15 @@ def test_a_dry_run_of_redact_lists_and_changes_nothing(world: World, receiver: C
     world.link()
     world.invoice("evt_1", "in_1")
 
-    ran = receiver("redact", "--customer", "cus_1", "--dry-run", "--reason", "x")
+    ran = receiver("redact", "--customer", "cus_1", "--dry-run")
+    unsaid = receiver("redact", "--customer", "cus_1", "--yes")
 
-    assert "evt_1" in ran.out
+    headings, event, count, following = ran.out.splitlines()
+    assert headings.split() == ["row", "event", "type", "state"]
+    assert event.split() == ["1", "stripe/evt_1", "invoice.paid", "done"]
+    assert count == "1 event would be emptied for ever"
+    assert following.startswith("next: `receiver redact --customer cus_1 --reason TEXT")
+    assert (unsaid.code, "say why with --reason" in unsaid.err) == (2, True)
     assert payload(world, "evt_1") is not None
 
 

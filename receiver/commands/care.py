@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -306,7 +307,12 @@ def tell_pruned(
 @click.option("--customer", metavar="ID", help="All that mention this id (or e-mail address).")
 @click.option("--dry-run", is_flag=True, help="Only list the events.")
 @click.option("--yes", is_flag=True, help="Don't ask.")
-@click.option("--reason", required=True, metavar="TEXT", help="Why, for the audit log.")
+@click.option(
+    "--reason",
+    default="",
+    metavar="TEXT",
+    help="Why, for the audit log; only --dry-run needs none.",
+)
 @configured
 def redact(
     config: Path,
@@ -331,6 +337,8 @@ def redact(
 
     if bool(events) == bool(customer):
         raise click.UsageError("name events, or a --customer")
+    if not (dry_run or reason.strip()):
+        raise click.UsageError("say why with --reason, for whoever reads the audit log")
     settings = load_settings(config)
     with acting(settings) as (store, who):
         look = retention.looking(store)
@@ -340,12 +348,12 @@ def redact(
         rows = list(dict.fromkeys(rows))
         seek = functools.partial(retention.in_rejected, customer=customer or "")
         refused = look(seek) if customer else []
-        if dry_run or not (rows or refused):
-            tell_found(store, rows, refused)
-            return FINE
         what = console.counted(len(rows), "event")
         if refused:
             what += f" and {console.counted(len(refused), 'refused request')}"
+        if dry_run or not (rows or refused):
+            tell_found(config, store, rows, refused, what)
+            return FINE
         if not yes:
             confirm(f"Empty {what} for ever?")
         done = redact_all(store, settings, rows, customer, operate.By(who, reason))
@@ -374,19 +382,27 @@ def find_customer(store: "Store", customer: str) -> list[int]:
     return sorted(found)
 
 
-def tell_found(store: "Store", rows: list[int], refused: list[int]) -> None:
+def tell_found(
+    config: Path, store: "Store", rows: list[int], refused: list[int], what: str
+) -> None:
+    """What would be emptied, and how."""
     from receiver import retention, shown
     from store import inbox
 
-    look = retention.looking(store)
+    if not rows and not refused:
+        console.warn("no event fits", None)
+        return
+    look, cells = retention.looking(store), []
     for number in rows:
         row = look(functools.partial(inbox.by_row, row=number))
         assert row is not None, "events are never deleted"
-        console.say(f"{row.id}  {shown.name_of(row)}  {row.type}  {row.state}")
-    for number in refused:
-        console.say(f"rejection {number}")
-    if not rows and not refused:
-        console.warn("no event fits", None)
+        cells.append((row.id, shown.name_of(row), row.type, console.state(row.state)))
+    cells += [(None, f"rejection {number}", None, None) for number in refused]
+    console.print_table(("row", "event", "type", "state"), cells)
+    console.say(f"{what} would be emptied for ever")
+    given = click.get_current_context().params
+    named = ["--customer", given["customer"]] if given["customer"] else given["events"]
+    next_step(f"`receiver redact {shlex.join(named)} --reason TEXT`", config)
 
 
 def redact_all(
