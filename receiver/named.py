@@ -8,7 +8,7 @@ from receiver import process, rules
 from receiver.config import Call, Grant, Settings
 from receiver.select import nearest_or_all
 from receiver.shown import handle
-from store import deliveries, inbox, ledger, operations, outbox, rejections, resources
+from store import deliveries, inbox, ledger, links, operations, outbox, rejections, resources
 from store.database import Snapshot
 from store.inbox import Row
 from store.operations import Key
@@ -226,6 +226,15 @@ def check_unit(snapshot: Snapshot, settings: Settings, unit: str) -> None:
     if unit not in known:
         hint = nearest_or_all(unit, known)
         raise Absent(f"no rule and no balance has the unit {unit}{hint}: --yes takes it as new")
+
+
+def has_anything(snapshot: Snapshot, workspace: str) -> bool:
+    """Whether a workspace has a link, an amount, or an event that did something for it."""
+    return bool(
+        links.listed(snapshot, workspace=workspace, limit=1)
+        or ledger.totals(snapshot, workspace=workspace, limit=1)
+        or inbox.of_workspace(snapshot, workspace)
+    )
 
 
 def entry(snapshot: Snapshot, settings: Settings, name: str) -> Key:

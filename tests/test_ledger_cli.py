@@ -152,6 +152,29 @@ def test_links_are_filtered(world: World, command: Command) -> None:
     assert len(customers("--limit", "1")) == 1
 
 
+@pytest.mark.parametrize(
+    "act",
+    [
+        "links add stripe cus_2 WHOSE",
+        "ledger grant --source stripe --subject in_9 --operation initial-credit-grant "
+        "--amount 100 --workspace WHOSE",
+        "ledger adjust --unit credits --amount 5 --reason x --key k9 --workspace WHOSE",
+    ],
+)
+def test_a_workspace_that_had_nothing_is_pointed_out_once(
+    world: World, command: Command, act: str
+) -> None:
+    world.link()
+
+    known = command(*act.replace("WHOSE", "acme").replace("9", "8").split())
+    slip = command(*act.replace("WHOSE", "acmme").replace("cus_2", "cus_3").split())
+    again = command(*act.replace("WHOSE", "acmme").replace("cus_2", "cus_3").split())
+
+    assert [ran.code for ran in (known, slip, again)] == [0, 0, 0]
+    assert slip.err == "workspace acmme had nothing before: is it spelt as your app has it?\n"
+    assert (known.err, again.err) == ("", "")
+
+
 def test_a_misspelt_source_is_not_found(command: Command) -> None:
     ran = command("links", "add", "strpe", "cus_1", "acme")
 

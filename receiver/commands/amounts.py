@@ -27,6 +27,7 @@ from receiver.commands.shared import (
     operating,
     print_listing,
     reason_option,
+    say_new_workspace,
     say_released,
     since_option,
     why_option,
@@ -122,6 +123,7 @@ def ledger_grant(
       receiver ledger grant --source stripe --subject in_1 --operation buy --workspace w1 --amount 5
     """
     from receiver import named, operate
+    from store.database import Tx
     from store.operations import Key
 
     settings = load_settings(config)
@@ -131,13 +133,20 @@ def ledger_grant(
     if unit is None:
         raise click.UsageError(f"handlers.py decides what {operation} grants: say --unit")
     key = Key(identity, account, subject, operation)
+
+    def grant(tx: Tx) -> tuple[bool, operate.Entered]:
+        known = named.has_anything(tx, workspace)
+        return known, operate.grant(tx, key, workspace, unit, amount, by)
+
     with operating(settings, reason) as (store, processor, by):
-        entered = store.write(lambda tx: operate.grant(tx, key, workspace, unit, amount, by))
+        known, entered = store.write(grant)
         drain(store, processor)
     if entered.new:
         console.say(f"{amount} {unit} were granted to workspace {workspace} by {key}")
     else:
         console.say(f"{key} had granted that already: nothing was changed")
+    if not known:
+        say_new_workspace(workspace)
     if entered.new and rule is not None and rule.amount not in (None, amount):
         console.warn(
             f"the rule grants {rule.amount} {rule.unit}: a webhook that comes late for this "
@@ -170,20 +179,22 @@ def ledger_adjust(
     settings = load_settings(config)
     name = key or secrets.token_hex(8)
 
-    def adjust(tx: Tx, *, yes: bool) -> operate.Entered:
+    def adjust(tx: Tx, *, yes: bool) -> tuple[bool, operate.Entered]:
         if not yes:
             named.check_unit(tx, settings, unit)
-        by = operate.By(who, reason)
-        return operate.adjust(tx, name, workspace, unit, amount, by, overdraw=yes)
+        by, known = operate.By(who, reason), named.has_anything(tx, workspace)
+        return known, operate.adjust(tx, name, workspace, unit, amount, by, overdraw=yes)
 
     with acting(settings) as (store, who):
         try:
-            entered = store.write(functools.partial(adjust, yes=yes))
+            known, entered = store.write(functools.partial(adjust, yes=yes))
         except operate.Overdrawn as error:
             confirm(f"{error}. Go on?")
-            entered = store.write(functools.partial(adjust, yes=True))
+            known, entered = store.write(functools.partial(adjust, yes=True))
     done = "was" if entered.new else "had been"
     console.say(f"workspace {workspace} {done} adjusted by {amount:+} {unit}: {entered.entry.key}")
+    if not known:
+        say_new_workspace(workspace)
     next_step(f"`receiver balance {shlex.quote(workspace)}`", config)
 
 

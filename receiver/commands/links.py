@@ -21,6 +21,7 @@ from receiver.commands.shared import (
     print_listing,
     reading,
     reason_option,
+    say_new_workspace,
     say_released,
 )
 
@@ -102,15 +103,19 @@ def links_add(
       receiver links add stripe cus_1 acme
     """
     from receiver import named, operate
+    from store.database import Tx
 
     settings = load_settings(config)
     identity, account = named.sender(settings, source, account)
-    with operating(settings, reason) as (store, processor, by):
-        linked = store.write(
-            lambda tx: operate.link(
-                tx, identity, account, customer, workspace, repoint=repoint, by=by
-            )
+
+    def link(tx: Tx) -> tuple[bool, operate.Linked]:
+        known = named.has_anything(tx, workspace)
+        return known, operate.link(
+            tx, identity, account, customer, workspace, repoint=repoint, by=by
         )
+
+    with operating(settings, reason) as (store, processor, by):
+        known, linked = store.write(link)
         drain(store, processor)
     of_account = f" of account {account}" if account else ""
     words = {
@@ -119,6 +124,8 @@ def links_add(
         "repointed": f"is linked to workspace {workspace}, no longer to {linked.before}",
     }
     console.say(f"customer {customer}{of_account} of {identity} {words[linked.word]}")
+    if not known:
+        say_new_workspace(workspace)
     say_released(config, settings, linked.released)
     if linked.released:
         next_step(f"`receiver balance {shlex.quote(workspace)}`", config)

@@ -404,6 +404,11 @@ def say_released(config: Path, settings: "Settings", released: Sequence[int]) ->
             next_step(f"`receiver events list --state {state}`", config)
 
 
+def say_new_workspace(workspace: str) -> None:
+    """After an act by hand has made it: a slip would make one that nobody looks at."""
+    console.warn(f"workspace {workspace} had nothing before: is it spelt as your app has it?")
+
+
 def events_were(count: int) -> str:
     return "event was" if count == 1 else "events were"
 
