@@ -331,6 +331,23 @@ def _shm_missing(scene: Scene) -> None:
     scene.assert_kept()
 
 
+def _wal_missing(scene: Scene) -> None:
+    """Nothing says that what was not moved into the file is lost; sent again, it is done once."""
+    scene.begin()
+    scene.service.stop()
+    moved = [f"in_{number}" for number in scene.answered]
+    scene.service.start()
+    scene.take(3)
+    scene.service.kill()
+    _beside(scene, "-wal").unlink()
+    scene.service.start()
+    assert scene.service.rows("select subject from receiver_ledger") == [(one,) for one in moved]
+    assert scene.service.command("doctor").returncode == 0
+    assert {scene.ask(number) for number in scene.answered} == {200}
+    scene.take(3)
+    scene.assert_kept()
+
+
 def _beside(scene: Scene, suffix: str) -> Path:
     return Path(f"{scene.service.database}{suffix}")
 
@@ -481,6 +498,7 @@ FAULTS: Mapping[str, Fault] = MappingProxyType(
         "file deleted": _deleted,
         "file replaced": _replaced,
         "-wal deleted": _wal_deleted,
+        "-wal missing at the start": _wal_missing,
         "-shm deleted": _shm_deleted,
         "-shm missing at the start": _shm_missing,
         "page of a table corrupted": _corrupted(_of_table),
@@ -495,10 +513,12 @@ FAULTS: Mapping[str, Fault] = MappingProxyType(
 FAULTS_OF_ROOT: Mapping[str, Fault] = MappingProxyType(
     {"disk full": _disk_full, "disk read-only": _read_only, "disk stuck": _stuck}
 )
-#: What a person must end, as the server says: by a backup, a mount or a reconciliation.
+#: What a person must end, by a backup, a mount or a reconciliation. The server says so, but for a
+#: -wal that is missing at the start.
 BY_HAND = (
     "file deleted",
     "-wal deleted",
+    "-wal missing at the start",
     "page of a table corrupted",
     "page of each index corrupted",
     "page of the header corrupted",

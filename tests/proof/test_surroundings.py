@@ -8,6 +8,7 @@ from tests.proof.surroundings import meet
 SOME = (
     "out of descriptors",
     "file deleted",
+    "-wal missing at the start",
     "-shm missing at the start",
     "page of a table corrupted",
     "page of the header corrupted",
