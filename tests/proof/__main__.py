@@ -109,14 +109,17 @@ def _mutants(asked: argparse.Namespace) -> Iterator[Part]:
     wanted = power.expected_end()
     missed = []
     for name, mutate in MUTANTS.items():
-        with pytest.MonkeyPatch.context() as patch:
-            mutate(patch)
-            broken = power.recorded()
-        at = power.some_cuts(broken, asked.seed, len(broken.calls) // 5)
-        if not power.cut(broken, wanted, seed=asked.seed, at=at, faults_max=1).faults:
-            missed.append(f"{name} is not found")
-    found = len(MUTANTS) - len(missed)
-    yield Part("mutants, by cuts", f"{found} of {len(MUTANTS)} found", missed)
+        for beside, synchronous in (("", "full"), (", beside an app on normal", "normal")):
+            with pytest.MonkeyPatch.context() as patch:
+                mutate(patch)
+                broken = power.recorded(synchronous)
+            at = power.some_cuts(broken, asked.seed, len(broken.calls) // 5)
+            if beside:
+                at = power.after_spending(broken)
+            if not power.cut(broken, wanted, seed=asked.seed, at=at, faults_max=1).faults:
+                missed.append(f"{name}{beside} is not found")
+    tried = 2 * len(MUTANTS)
+    yield Part("mutants, by cuts", f"{tried - len(missed)} of {tried} found", missed)
 
 
 def _points(asked: argparse.Namespace) -> Iterator[Part]:

@@ -1,5 +1,6 @@
 """Receiver with one line of its promise broken at a time: what the proof must notice."""
 
+import asyncio
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -32,6 +33,7 @@ def _synchronous(mode: str) -> Callable[[pytest.MonkeyPatch], None]:
 
 def _answer_before_commit(patch: pytest.MonkeyPatch) -> None:
     commit, begin, close = Store.commit, Store.begin, Store.close
+    timers: list[asyncio.TimerHandle] = []
 
     def owed(store: Store) -> None:
         if store.db.in_transaction:
@@ -41,7 +43,10 @@ def _answer_before_commit(patch: pytest.MonkeyPatch) -> None:
         if act != writer._store.commit:
             hand_over(writer, act, then)
             return
-        writer._loop.call_later(TOO_LATE_S, owed, writer._store)
+        # One that is late itself would commit this in time.
+        while timers:
+            timers.pop().cancel()
+        timers.append(writer._loop.call_later(TOO_LATE_S, owed, writer._store))
         then(True)
 
     def begin_after(store: Store) -> Tx | None:

@@ -24,8 +24,8 @@ from tests.proof.story import (
 #: Where a sync costs nothing, if the machine has such a place.
 MEMORY = Path("/dev/shm")
 
-#: Calls before and after the app's commit.
-BEFORE_SPENT, AFTER_SPENT = 3, 15
+#: Calls before the app's commit, and after it: up to the next answer and beyond.
+BEFORE_SPENT, AFTER_SPENT = 3, 30
 
 
 #: What is wrong in a folder that a cut has left, by what had been told.

@@ -281,8 +281,18 @@ class Shop:
         due = self.processor.due_jobs
         writer = Writer(store, pending_max=64, due=due, on_fatal=fatal.append)
         await asyncio.gather(*(self._deliver(writer, fact) for fact in facts[:3]))
-        for fact in facts[3:]:
+        for fact in facts[3:-1]:
             await self._deliver(writer, fact)
+        await self._idle(store, writer, fatal)
+        # Its checkpoint lets what follows begin the -wal anew.
+        beside()
+        for fact in facts[max(3, len(facts) - 1) :]:
+            await self._deliver(writer, fact)
+        await self._idle(store, writer, fatal)
+        await writer.close()
+        assert fatal == []
+
+    async def _idle(self, store: Store, writer: Writer, fatal: Sequence[str]) -> None:
         # The writer tells nobody when it has nothing more to do. While it commits, or opens the
         # file anew, the connection is another thread's.
         while not fatal and (  # noqa: ASYNC110
@@ -292,9 +302,6 @@ class Shop:
             or inbox.released(Snapshot(store.db), 1)
         ):
             await asyncio.sleep(0)
-        beside()
-        await writer.close()
-        assert fatal == []
 
     def _deliver(self, writer: Writer, fact: Fact) -> Awaitable[None]:
         events = events_of(self.processor, fact, self.clock)

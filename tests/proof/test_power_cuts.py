@@ -71,6 +71,19 @@ def test_an_app_that_commits_beside_us_costs_none_of_our_answers(
     assert [str(fault) for fault in made.faults] == []
 
 
+@pytest.mark.parametrize("name", MUTANTS)
+def test_beside_an_app_the_power_cuts_find_what_breaks_the_promise(
+    name: str, wanted: End, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        MUTANTS[name](patch)
+        broken = recorded("normal")
+
+    made = cut(broken, wanted, seed=seed, at=after_spending(broken), faults_max=1)
+
+    assert made.faults != []
+
+
 def test_an_app_with_synchronous_off_is_found_to_cost_answers(wanted: End, seed: int) -> None:
     beside = recorded("off")
 
