@@ -353,7 +353,7 @@ def _faults_after(scene: Scene) -> list[str]:
     place.wait_for(0, "select count(*) from receiver_events where state != 'done'")
     place.wait_for(0, "select count(*) from receiver_outbox where state = 'pending'")
     faults += [*_wrong_books(place, act), *_wrong_sends(scene), *_leftovers(scene)]
-    faults += _invisible(scene)
+    faults += [*_unwritten(scene), *_invisible(scene)]
     assert server.stop() == 0
     return faults
 
@@ -405,6 +405,13 @@ def _leftovers(scene: Scene) -> list[str]:
     if scene.later and not whole:
         faults.append("no copy from before the upgrade is there")
     return faults
+
+
+def _unwritten(scene: Scene) -> list[str]:
+    """An act by hand without its row in the audit log, or more than one."""
+    acts = scene.place.query("select action from receiver_audit where action like 'links %'")
+    wanted = [("links add",)] * (scene.point.act == "link")
+    return [] if acts == wanted else [f"by hand: {acts}"]
 
 
 def _invisible(scene: Scene) -> list[str]:

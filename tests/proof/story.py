@@ -15,15 +15,16 @@ import apsw
 import msgspec
 import pytest
 
-from receiver import backup, retention
+from receiver import backup, operate, retention
 from receiver.config import load
 from receiver.destinations import Destination, Later, Owed, Result, Sent
+from receiver.operate import By
 from receiver.process import Processor
 from receiver.signing import sign
 from receiver.verify import Delivery, Event, verify
 from receiver.work import OneWriter
 from receiver.worker import Events, Group, Messages, Worker
-from store import copies, inbox, integrity, links, schema
+from store import copies, inbox, integrity, schema
 from store.database import Snapshot, Store, Tx, snapshot
 from store.errors import Unavailable
 from store.writer import Writer
@@ -336,7 +337,10 @@ class Shop:
     def link(self, customer: str, workspace: str) -> None:
         """The operator links a customer by the command line, and what waited for it is applied."""
         with self.opened() as store:
-            store.write(lambda tx: links.add(tx, "stripe", "", customer, workspace))
+            by = By("operator", "by hand")
+            store.write(
+                lambda tx: operate.link(tx, "stripe", "", customer, workspace, repoint=False, by=by)
+            )
             self.tell(Linked(customer))
             while jobs := store.look(self.processor.due_jobs):
                 store.write_all(jobs)
@@ -494,6 +498,8 @@ class End(NamedTuple):
     events: list[tuple[Any, ...]]
     app: list[tuple[Any, ...]]
     owed: list[tuple[Any, ...]]
+    #: Acts by hand; not the restores, of which each try is one.
+    audit: list[tuple[Any, ...]]
 
 
 def end_of(path: Path, *, app: bool = True) -> End:
@@ -512,6 +518,12 @@ def end_of(path: Path, *, app: bool = True) -> End:
             rows("select source, event_id, state from receiver_events order by 1, 2"),
             rows("select id, invoices from app_workspaces order by 1") if app else [],
             rows("select destination, operation_key from receiver_outbox order by 1, 2"),
+            rows(
+                """
+                select action, target, actor, reason, json_extract(detail, '$.workspace')
+                from receiver_audit where action <> 'restore' order by id
+                """
+            ),
         )
 
 
