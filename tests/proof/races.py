@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -84,24 +84,26 @@ record = { kind = "note", data = {} }
 # two it leaves the file alone, as no program can if another commits without a pause.
 APP = """
 import json, random, select, sqlite3, sys, time
+from collections import Counter
 db = sqlite3.connect(sys.argv[1], timeout=5)
-spent = refused = 0
-errors = []
+asked = 0
+spent, errors = Counter(), []
 print("running", flush=True)
 while not select.select([sys.stdin], [], [], 0.002)[0]:
+    asked += 1
+    workspace = f"w_{random.randrange(int(sys.argv[2]))}"
     try:
         with db:
-            workspace = f"w_{random.randrange(int(sys.argv[2]))}"
             db.execute(
                 "insert into receiver_ledger (source, account, subject, operation,"
                 " workspace, unit, amount, created_ms)"
                 " values ('app', '', ?, 'spend', ?, 'credits', -7, ?)",
-                (f"request-{spent + refused}", workspace, time.time_ns() // 1_000_000),
+                (f"request-{asked}", workspace, time.time_ns() // 1_000_000),
             )
             db.execute("update app_usage set spends = spends + 1")
-        spent += 1
+        spent[workspace] += 1
     except sqlite3.IntegrityError:
-        refused += 1
+        pass  # The balance does not cover it.
     except sqlite3.OperationalError as error:
         errors.append(str(error))
 print(json.dumps({"spent": spent, "errors": errors}))
@@ -114,6 +116,9 @@ SENDERS, BETWEEN = 2, 100
 
 #: Messages that are owed before no more feedback is given.
 OWED_MAX = 200
+
+#: Events that there are when the first ones are pruned, and run again.
+ENOUGH = 50
 
 #: How long anything may take where all wait for each other, in seconds: longer is a deadlock.
 DRAIN_S = 300.0
@@ -158,7 +163,8 @@ class Race:
         self.sender = sender
         self.faults: list[str] = []
         self.rounds: Counter[str] = Counter()
-        self.refunds = self.feedback = self.adjusted = self.reloads = 0
+        self.refunds = self.feedback = self.pruned = self.reloads = 0
+        self.adjusted: Counter[str] = Counter()
         self.flipped_to = ""
         self._over = threading.Event()
         self._dice = random.Random(seed)
@@ -258,13 +264,18 @@ class Race:
 
     # The command line
 
-    def _command(self, *words: str, allowed: Sequence[int] = (0,)) -> None:
+    def _command(self, *words: str, allowed: Sequence[int] = (0,)) -> str:
         ran = self.service.command(*words, timeout_s=DRAIN_S)
         said = (ran.stdout + ran.stderr).strip()
         if ran.returncode not in allowed or "locked" in said:
             self.faults.append(f"{' '.join(words)}: {ran.returncode}: {said[-300:]}")
+        return ran.stdout
+
+    def _wait_for_enough(self) -> None:
+        until(lambda: self._over.is_set() or len(self.sender.acknowledged) > ENOUGH, DRAIN_S)
 
     def _replay(self) -> None:
+        self._wait_for_enough()
         newest = self.service.value("select coalesce(max(id), 0) from receiver_events")
         if newest:
             rows = {str(self._dice.randint(1, newest)) for _ in range(5)}
@@ -281,8 +292,9 @@ class Race:
         self._command("links", "add", "stripe", "cus_flip", self.flipped_to, "--repoint")
 
     def _adjust(self) -> None:
-        self.adjusted += 1
-        name, workspace = f"n-{self.adjusted}", f"w_{self._dice.randrange(CUSTOMERS)}"
+        workspace = f"w_{self._dice.randrange(CUSTOMERS)}"
+        self.adjusted[workspace] += 1
+        name = f"n-{self.adjusted.total()}"
         words = ("--workspace", workspace, "--unit", "credits", "--amount", str(ADJUSTMENT))
         for _ in range(2):
             # Said twice, it is done once.
@@ -290,12 +302,13 @@ class Race:
 
     def _prune(self) -> None:
         """Of the events that are through, some are old enough all at once."""
+        self._wait_for_enough()
         with contextlib.closing(apsw.Connection(str(self.service.database))) as db:
             db.set_busy_timeout(5000)
             db.execute(
                 "update receiver_events set received_ms = 1 where id % 7 = 0 and state = 'done'"
             )
-        self._command("prune", "--json")
+        self.pruned += int(json.loads(self._command("prune", "--json") or "{}").get("events", 0))
 
 
 def race(
@@ -380,27 +393,48 @@ def _unfinished(service: Service) -> list[str]:
     return []
 
 
-def _wrong_sums(race: Race, spent: int) -> list[str]:
-    service, invoices = race.service, race.sender.invoices
-    total = GRANT * race.sender.told - REFUND * race.refunds - SPEND * spent
+def _wrong_sums(race: Race, spent: Mapping[str, int]) -> list[str]:
+    service, invoices, workspaces = race.service, race.sender.invoices, _WORKSPACES
+    paid = dict(service.rows(f"select subject, workspace {_OF} 'initial-credit-grant'"))
+    # Each is of the workspace that the invoice is of.
+    refunds = [(f"cn_{n}", paid.get(f"in_{n}"), -REFUND) for n in range(1, race.refunds + 1)]
+    refunded = Counter(workspace for _, workspace, _ in refunds)
     found = {
         "events": service.value("select count(*) from receiver_events"),
-        "balances": service.value("select sum(balance) from receiver_balances"),
-        "grants": dict(service.rows(_GRANTS)),
+        "balances": dict(service.rows("select workspace, balance from receiver_balances")),
+        "grants": _counted(service, "initial-credit-grant", GRANT),
+        "refunds that are not as they must": sorted({*refunds} ^ _refunded(service), key=str),
+        "spends": _counted(service, "spend", -SPEND),
+        "adjustments": _counted(service, "adjustment", ADJUSTMENT),
         "counted by the app's table": dict(service.rows("select * from app_workspaces")),
         "spends by the app's table": service.value("select spends from app_usage"),
         "the link that was re-pointed": service.value(_FLIPPED),
-        "adjustments written down": service.value(_ADJUSTED),
+        "adjustments written down": service.value(_WRITTEN, "ledger adjust"),
+        "something was run again": service.value(_WRITTEN, "replay") > 0,
+        "bodies that are gone": service.value(_BODILESS),
+        "something was pruned": race.pruned > 0,
         "conflicts": service.value("select count(*) from receiver_conflicts"),
     }
     wanted = {
         "events": len(race.sender.acknowledged) + race.refunds + race.feedback,
-        "balances": total + ADJUSTMENT * race.adjusted,
+        "balances": {
+            one: GRANT * invoices[one]
+            - REFUND * refunded[one]
+            - SPEND * spent.get(one, 0)
+            + ADJUSTMENT * race.adjusted[one]
+            for one in workspaces
+        },
         "grants": dict(invoices),
-        "counted by the app's table": {f"w_{n}": invoices[f"w_{n}"] for n in range(CUSTOMERS)},
-        "spends by the app's table": spent,
+        "refunds that are not as they must": [],
+        "spends": dict(spent),
+        "adjustments": dict(race.adjusted),
+        "counted by the app's table": {one: invoices[one] for one in workspaces},
+        "spends by the app's table": sum(spent.values()),
         "the link that was re-pointed": race.flipped_to,
-        "adjustments written down": race.adjusted,
+        "adjustments written down": race.adjusted.total(),
+        "something was run again": True,
+        "bodies that are gone": race.pruned,
+        "something was pruned": True,
         "conflicts": 0,
     }
     faults = [f"{of}: {found[of]}, not {wanted[of]}" for of in found if found[of] != wanted[of]]
@@ -410,12 +444,24 @@ def _wrong_sums(race: Race, spent: int) -> list[str]:
     return [*faults, "a balance is not the sum of its entries"]
 
 
-_GRANTS = """
-    select workspace, count(*) from receiver_ledger
-    where operation = 'initial-credit-grant' group by 1
+def _counted(service: Service, operation: str, amount: int) -> dict[str, int]:
+    """How many of its entries each workspace has; those of another amount are told apart."""
+    rows = service.rows(f"select workspace, amount, count(*) {_OF} ? group by 1, 2", operation)
+    return {one if each == amount else f"{one}: {each}": count for one, each, count in rows}
+
+
+def _refunded(service: Service) -> set[tuple[str, str, int]]:
+    rows = service.rows(f"select subject, workspace, amount {_OF} 'refund-credit-grant'")
+    return {(subject, workspace, amount) for subject, workspace, amount in rows}
+
+
+_OF = "from receiver_ledger where operation ="
+_WORKSPACES = [f"w_{number}" for number in range(CUSTOMERS)]
+_BODILESS = """
+    select count(*) from receiver_events where id not in (select event from receiver_payloads)
 """
 _FLIPPED = "select workspace from receiver_links where customer = 'cus_flip'"
-_ADJUSTED = "select count(*) from receiver_audit where action = 'ledger adjust'"
+_WRITTEN = "select count(*) from receiver_audit where action = ?"
 
 
 def _wrong_sends(service: Service, peer: Peer) -> list[str]:
@@ -429,7 +475,7 @@ def _wrong_sends(service: Service, peer: Peer) -> list[str]:
 
 
 def _wrong_ends(service: Service, workers: Sequence[Running]) -> list[str]:
-    """Everybody ends when told to, and nobody has met a lock."""
+    """Everybody ends when told to, and nobody has met a lock, or anything else that is wrong."""
     codes = [*(worker.stop() for worker in workers), service.stop()]
     logs = [*(worker.log for worker in workers), service.log]
     faults = [f"ended with {code}" for code in codes if code != 0]
@@ -438,10 +484,12 @@ def _wrong_ends(service: Service, workers: Sequence[Running]) -> list[str]:
 
 
 def _is_bad(line: str) -> bool:
-    return any(one in line for one in ("locked", "Traceback", "unexpected", "not written"))
+    words = (" ERROR ", " CRITICAL ", "locked", "Traceback", "unexpected", "not written")
+    return any(one in line for one in words)
 
 
-def _in_words(race: Race, spent: int) -> str:
+def _in_words(race: Race, spent: Mapping[str, int]) -> str:
     acts = race.rounds["first operator"] + race.rounds["second operator"]
+    spends = sum(spent.values())
     answered = len(race.sender.acknowledged) + race.refunds + race.feedback
-    return f"{answered} events, {spent} spends, {acts} rounds of acts, {race.reloads} reloads"
+    return f"{answered} events, {spends} spends, {acts} rounds of acts, {race.reloads} reloads"
