@@ -85,7 +85,7 @@ class Wire:
         for piece in text:
             with contextlib.suppress(OSError):
                 self.send(piece)
-            if select.select([self.socket], [], [], DRIP_S)[0]:
+            if is_readable(self.socket, DRIP_S):
                 return self.rest()
         raise AssertionError("the server let it all through")
 
@@ -105,6 +105,14 @@ class Wire:
 
     def __exit__(self, *_: object) -> None:
         self.socket.close()
+
+
+def is_readable(made: socket.socket, wait_s: float = 0.0) -> bool:
+    """Whether something came, or the other side has closed."""
+    # select() knows no descriptor beyond 1023.
+    poll = select.poll()
+    poll.register(made, select.POLLIN)
+    return bool(poll.poll(wait_s * 1000))
 
 
 def _split(line: str) -> tuple[str, str, str]:

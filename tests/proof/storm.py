@@ -7,7 +7,6 @@ import itertools
 import json
 import random
 import re
-import select
 import socket
 import threading
 import time
@@ -19,6 +18,7 @@ from typing import NamedTuple
 from aiosmtpd.controller import Controller
 from aiosmtpd.smtp import SMTP, Envelope, Session
 
+from receiver.http import PIPELINE_MAX
 from store import rejections
 from tests.far_side import Far, serving, unused_port
 from tests.far_side import request as read_request
@@ -36,6 +36,7 @@ from tests.service import (
 )
 from tests.test_app import request
 from tests.test_hostile import KINDS, strange_header_bytes, tampered, wrong_signature
+from tests.test_http import is_readable
 
 #: What the server may use at most, and how long an honest delivery may take on a busy machine.
 PEAK_BYTES_MAX, ANSWER_S_MAX = 128 * 1024 * 1024, 5.0
@@ -48,6 +49,21 @@ STALLED = (
     (b"POST /webhooks/github HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nab", 100),
     (b"", 100),
 )
+CHUNKED = b"POST /webhooks/stripe HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+#: What goes on without an end, how it goes on, and what the last answer to it may be.
+#: Of many requests at once the last answer may be lost, as the connection is closed.
+FLOODS = (
+    (b"POST /webhooks/stripe HTTP/1.1\r\n", b"X-%d: y\r\n" * 900, (431,)),
+    (b"POST /webhooks/stripe HTTP/1.1\r\nX-A: ", b"a" * 8_000, (431,)),
+    (b"GET /", b"a" * 8_000, (414,)),
+    (CHUNKED, b"1\r\na\r\n" * 800, (413,)),
+    (CHUNKED + b"1;", b"a" * 8_000, (431,)),
+    (CHUNKED + b"0\r\nX-A: ", b"a" * 8_000, (431,)),
+    (b"", b"\r\n" * 4_000, (431,)),
+    (b"GET /x HTTP/1.1\r\n\r\n" * 60, b"GET /x HTTP/1.1\r\n\r\n", (400, 404)),
+)
+#: How often it goes on at most.
+PIECES = 500
 #: Seconds between two looks at what goes on.
 STEP_S = 0.1
 #: Seconds between two honest deliveries.
@@ -251,7 +267,7 @@ class Storm:
                         self._held[start].append(stack.enter_context(self._connect()))
                         with contextlib.suppress(OSError):
                             self._held[start][-1].sendall(start)
-                    for cut_off in [one for one in self._held[start] if _answered(one)]:
+                    for cut_off in [one for one in self._held[start] if is_readable(one)]:
                         cut_off.close()
                         self._held[start].remove(cut_off)
 
@@ -319,26 +335,14 @@ class Storm:
             self._fault(f"{statuses} for {head!r}")
 
     def _flood(self, chance: random.Random) -> None:
-        """A head without an end, until it is answered."""
-        start, piece = chance.choice(
-            [
-                (b"POST /webhooks/stripe HTTP/1.1\r\n", b"X-%d: y\r\n" * 900),
-                (b"POST /webhooks/stripe HTTP/1.1\r\nX-A: ", b"a" * 8_000),
-                (b"GET /", b"a" * 8_000),
-                (b"POST /x HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\na\r\n" * 800),
-                (b"POST /x HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1;", b"a" * 8_000),
-                (b"", b"\r\n" * 4_000),
-                (b"GET /x HTTP/1.1\r\n\r\n" * 60, b"GET /x HTTP/1.1\r\n\r\n"),
-            ]
-        )
-        with contextlib.closing(self._connect()) as made:
-            with contextlib.suppress(OSError):
-                made.sendall(start)
-                for _ in range(500):
-                    if _answered(made):
-                        break
-                    made.sendall(piece)
-            self._say(made, b"", repr(start[:100]))
+        """What has no end: it is answered nevertheless, and the connection closed."""
+        start, piece, right = chance.choice(FLOODS)
+        with self.service.wire() as wire:
+            wire.send(start)
+            said = wire.drip(itertools.repeat(piece, PIECES))
+        statuses = self._count(said, repr(start[:100]))
+        if not 0 < len(statuses) <= PIPELINE_MAX + 2 or statuses[-1] not in right:
+            self._fault(f"{statuses} for {start[:100]!r} without an end")
 
     def _inside(self, chance: random.Random) -> None:
         """What a sender signed, and nobody should send."""
@@ -366,7 +370,9 @@ class Storm:
         body = chance.choice([b"", b"payload=", b"signature="]) + piece * (MIB // len(piece) - 9)
         headers = [("X-Gitea-Signature", "00"), ("X-Twilio-Signature", "00")]
         with contextlib.closing(self._connect()) as made:
-            self._say(made, delivery(source, body, headers))
+            statuses = self._say(made, delivery(source, body, headers))
+        if statuses != [401 if len(body) <= MIB else 413]:
+            self._fault(f"{statuses} for {len(body)} bytes of {piece!r} to {source}")
 
     def _mutate(self, chance: random.Random) -> None:
         """Good requests, changed at random, in one piece or in several."""
@@ -378,13 +384,6 @@ class Storm:
             text[at : at + chance.randrange(3)] = piece
         with contextlib.closing(self._connect()) as made:
             self._say(made, bytes(text))
-
-
-def _answered(made: socket.socket) -> bool:
-    # select() knows no descriptor beyond 1023.
-    poll = select.poll()
-    poll.register(made, select.POLLIN)
-    return bool(poll.poll(0))
 
 
 def _left_behind(service: Service, honest: int) -> list[str]:
