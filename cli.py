@@ -115,6 +115,7 @@ class Commands(Listed):
         # What is imported stays, and a decoded body makes hundreds of containers, none of them in a
         # cycle: looking for garbage would be a tenth of every command, and more of a server.
         gc.set_threshold(COLLECT_AFTER)
+        open_missing()
         for stream in (sys.stdout, sys.stderr):
             # A terminal that can't show a character gets its escape.
             if hasattr(stream, "reconfigure"):
@@ -133,6 +134,17 @@ class Commands(Listed):
         for title, names in SECTIONS.items():
             with formatter.section(title):
                 formatter.write_dl([(name, self.summary(context, name)) for name in names])
+
+
+def open_missing() -> None:
+    """Nowhere in place of a standard stream that was closed before we began.
+
+    Its number would be that of the next file, a lock or a socket, and a log has somewhere to go.
+    """
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is None and os.open(os.devnull, os.O_RDWR) == number:
+            # It stays open as long as the process.
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
 
 
 def check_text(arguments: Sequence[str]) -> None:

@@ -209,6 +209,21 @@ def test_a_closed_pipe_ends_it_quietly(tmp_path: Path) -> None:
     assert ended(process)[2] == ""
 
 
+def test_standard_streams_that_were_closed_before_it_began_lead_nowhere(tmp_path: Path) -> None:
+    program = """
+import cli, os, sys
+cli.open_missing()
+places = [os.readlink(f"/proc/self/fd/{number}") for number in range(3)]
+sys.stderr.write("a line of the log")
+open("seen", "w").write(" ".join(places))
+"""
+    closed = ["/bin/sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-c", program]
+
+    subprocess.run(closed, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, check=True)
+
+    assert tmp_path.joinpath("seen").read_text() == " ".join([os.devnull] * 3)
+
+
 def test_an_interrupt_ends_it_with_130(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         configure(tmp_path)
