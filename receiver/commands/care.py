@@ -392,7 +392,8 @@ def tell_found(
     if not rows and not refused:
         console.warn("no event fits", None)
         return
-    look, cells = retention.looking(store), []
+    look = retention.looking(store)
+    cells: list[tuple[console.Cell, ...]] = []
     for number in rows:
         row = look(functools.partial(inbox.by_row, row=number))
         assert row is not None, "events are never deleted"
