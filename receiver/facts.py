@@ -170,16 +170,19 @@ def amiss(running: Running, settings: Settings) -> list[Need]:
 
     For `status` and `doctor` alone: who would send an alert is what does not run.
     """
-    server = _look_at("receiver", "receiver serve")
     if running.server is False:
         words = "none runs on the database, so nothing is received"
-        return [Need("server", "", words, server), *_amiss_apart(running, settings)]
+        command = _command("status", "receiver", "receiver serve")
+        return [Need("server", "", words, command), *_amiss_apart(running, settings)]
     found = _amiss_apart(running, settings)
     inside = running.workers is not None and "inside" in running.workers
     if running.workers is not None and inside is not (settings.worker.run == "inside"):
         state = "works itself" if inside else "runs without a worker"
-        words = f"the server {state}, which is not what worker.run says now: restart it"
-        found.append(Need("worker", "inside", words, server))
+        words = (
+            f"the server {state}, which is not what worker.run says now: stop it, and start it anew"
+        )
+        command = _command("restart", "receiver", "pgrep -fa 'receiver serve'")
+        found.append(Need("worker", "inside", words, command))
     return found
 
 
@@ -187,16 +190,20 @@ def _amiss_apart(running: Running, settings: Settings) -> list[Need]:
     wanted = settings.worker.run == "separate"
     if running.workers is None or wanted is ("separate" in running.workers):
         return []
-    words = f'one runs apart, but worker.run is "{settings.worker.run}": stop it'
+    unit = "receiver-worker"
     if wanted:
         words = 'none runs, but worker.run is "separate"'
-    return [Need("worker", "apart", words, _look_at("receiver-worker", "receiver work"))]
+        command = _command("status", unit, "receiver work")
+    else:
+        words = f'one runs apart, but worker.run is "{settings.worker.run}": stop it'
+        command = _command("stop", unit, "pgrep -fa 'receiver work'")
+    return [Need("worker", "apart", words, command)]
 
 
-def _look_at(unit: str, otherwise: str) -> str:
+def _command(verb: str, unit: str, otherwise: str) -> str:
     # No program is asked: the walls of a service may let none run.
     installed = any(Path(folder, f"{unit}.service").exists() for folder in UNIT_FOLDERS)
-    return f"systemctl status {unit}" if installed else otherwise
+    return f"systemctl {verb} {unit}" if installed else otherwise
 
 
 def disk_of(database: Path) -> Disk:

@@ -162,6 +162,15 @@ def test_an_installed_unit_is_what_to_look_at(
 
     assert "next: `systemctl status receiver`" in run("status").out
 
+    # What runs is not to be started once more.
+    started = Lock(world.folder / "receiver.db")
+    started.serve()
+    world.configure(CONFIG.replace('run = "off"', 'run = "inside"'))
+    assert "next: `systemctl restart receiver`" in run("status").out
+    (world.folder / "receiver.service").unlink()
+    assert "next: `pgrep -fa 'receiver serve'`" in run("status").out
+    started.close()
+
 
 def test_status_as_json_is_one_object_with_everything(world: World, run: Command) -> None:
     world.store.write(lambda tx: a_message(tx, "dead"))
