@@ -42,7 +42,7 @@ sdk-test: $(SDKS)  ## check signatures against the senders' own libraries; needs
 proof: $(DEVELOPMENT)  ## try to break the promise, for an hour (PROOF_FLAGS="--every 20 --kills 20": minutes)
 	$(VENV)/bin/python -m tests.proof $(PROOF_FLAGS)
 
-fuzz: $(FUZZ)  ## feed ten million hostile inputs, for hours (FUZZ_FLAGS="--executions 20000": minutes)
+fuzz: $(FUZZ)  ## feed ten million hostile inputs, for an hour (FUZZ_FLAGS="--executions 20000": minutes)
 	$(VENV)/bin/python -m tests.proof --only fuzz $(FUZZ_FLAGS)
 
 bench: $(BENCH)  ## measure speed beside what else one would pick (BENCH_FLAGS=--quick: a minute)
