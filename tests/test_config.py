@@ -1341,7 +1341,7 @@ def test_the_field_that_is_advised_is_one_that_all_of_the_types_have(
     settings = taken(tmp_path, GITHUB + rule + 'record = { kind = "k", data = "d" }')
 
     (advice,) = [one for one in settings.warnings if ".when: " in one]
-    assert advice.endswith(end)
+    assert advice.endswith(f'{end} (operation "o")')
 
 
 WARNED = [

@@ -104,7 +104,7 @@ def test_the_field_that_check_advises_is_in_a_body_of_that_type_and_in_no_other(
     path = tmp_path / "receiver.toml"
     path.write_text(CONFIG + rule + effect)
     environment = {"SECRET": "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"}
-    advised = re.compile(r"rules\[0\]\.when: .*, as in (\{ .* \})$")
+    advised = re.compile(r"rules\[0\]\.when: .*, as in (\{ .* \}) \(operation")
     (when,) = filter(None, map(advised.match, load(path, environment=environment).warnings))
 
     path.write_text(f"{CONFIG}{rule}{effect}when = {when[1]}\n")
