@@ -181,13 +181,11 @@ def test_a_worker_whose_file_was_replaced_ends_and_sends_nothing(
 def test_a_fault_inside_a_sender_is_a_failed_attempt_like_any_other(
     places: Places, peer: Peer
 ) -> None:
-    """The message was rendered for a URL; now a program has its destination's name."""
-    place = places(destination("app", peer.url()) + destination("other", peer.url()))
-    place.owe("app")
-    text = (place.folder / "receiver.toml").read_text()
     program = '\n[destinations.app]\nkind = "command"\nargv = ["/bin/true"]\n'
-    place.configure(text.replace(destination("app", peer.url()), program))
-    place.work()
+    place = places(program + destination("other", peer.url()))
+    place.owe("app")
+    broken = "from receiver import send_command; send_command.send = lambda *_: 1 / 0"
+    place.work(before=broken)
 
     place.wait_for(True, "select last_error is not null from receiver_outbox")
     assert place.query("select attempt, outcome from receiver_attempts")[0] == (1, "unknown")
