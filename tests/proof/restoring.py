@@ -76,9 +76,9 @@ def _shop(folder: Path, tell: Any) -> Shop:
 
 def _play(shop: Shop) -> None:
     shop.make()
-    shop.serve(FACTS[:6])
+    shop.serve(FACTS[:8])
     shop.back_up()
-    shop.serve(FACTS[6:10])
+    shop.serve(FACTS[8:12])
     (backup,) = (shop.path.parent / "backups").glob("*.db")
     shop.tell(Restoring(backup.name))
     shop.clock.now_ms += 1_000
@@ -101,9 +101,9 @@ def _sent_again(shop: Shop) -> End:
 
 def _lost(shop: Shop, told: Sequence[Any]) -> list[str]:
     """A restore gives up what came after the backup, and nothing before that; the rest is aside."""
-    answered = [one.fact.event_id for one in told if isinstance(one, Answered)]
+    answered = _ids(told)
     backed_up = next((at for at, one in enumerate(told) if isinstance(one, BackedUp)), len(told))
-    early = [one.fact.event_id for one in told[:backed_up] if isinstance(one, Answered)]
+    early = _ids(told[:backed_up])
     there = _events(shop.path)
     kept = set(there)
     for aside in shop.path.parent.glob("receiver.db.before-restore-*"):
@@ -114,6 +114,10 @@ def _lost(shop: Shop, told: Sequence[Any]) -> list[str]:
     return faults + [
         f"{one} is not in the file" for one in (early if begun else answered) if one not in there
     ]
+
+
+def _ids(told: Sequence[Any]) -> list[str]:
+    return [id for one in told if isinstance(one, Answered) for id, _ in one.fact.parts]
 
 
 def _events(path: Path) -> set[str]:

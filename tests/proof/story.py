@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import functools
+import json
 import os
 import tempfile
 from collections import Counter
@@ -48,6 +49,11 @@ secrets = ["env:STRIPE"]
 livemode = false
 mode = "queued"
 
+[sources.bank]
+scheme = "gocardless"
+secrets = ["env:GITHUB"]
+retention = { payload_days = 30 }
+
 [[rules]]
 operation = "link-customer"
 source = "stripe"
@@ -77,6 +83,23 @@ on = ["feedback.created"]
 subject = "data.object.id"
 record = { kind = "feedback", data = { text = "{data.object.text}" } }
 send = [{ to = "team" }]
+
+[[rules]]
+operation = "subscription-state"
+source = "stripe"
+on = ["customer.subscription.updated"]
+project.kind = "subscription"
+project.id = "data.object.id"
+project.object = "data.object"
+project.state = "status"
+project.version = "version"
+
+[[rules]]
+operation = "keep-payment"
+source = "bank"
+on = ["payments.*"]
+subject = "links.payment"
+record = { kind = "payment", data = { payment = "{links.payment}" } }
 
 [destinations.receipt]
 kind = "http"
@@ -111,11 +134,19 @@ BACK_MS = NOW_MS + 400 * DAY_MS
 
 
 class Fact(NamedTuple):
-    """A delivery as the sender knows it: sent again, it is the same bytes."""
+    """A delivery as the sender knows it: sent again, it is the same bytes.
+
+    A batch has a part for each of its events: its id, and its own bytes.
+    """
 
     source: str
     event_id: str
     body: bytes
+    batch: tuple[tuple[str, bytes], ...] = ()
+
+    @property
+    def parts(self) -> tuple[tuple[str, bytes], ...]:
+        return self.batch or ((self.event_id, self.body),)
 
 
 class Answered(NamedTuple):
@@ -196,6 +227,29 @@ def feedback(number: int) -> Fact:
     return _fact("queue", f"evt_f{number}", "feedback.created", id=f"f_{number}", text=text)
 
 
+def _subscription(version: int, status: str) -> Fact:
+    of = {"id": "sub_1", "status": status, "version": version}
+    return _fact("stripe", f"evt_sub_{version}", "customer.subscription.updated", **of)
+
+
+def _payments(*numbers: int) -> Fact:
+    """Several events in one delivery."""
+    texts = [
+        json.dumps(
+            {
+                "id": f"EV{number}",
+                "resource_type": "payments",
+                "action": "confirmed",
+                "links": {"payment": f"PM{number}"},
+            }
+        )
+        for number in numbers
+    ]
+    body = f'{{"events": [{", ".join(texts)}]}}'.encode()
+    parts = zip(numbers, texts, strict=True)
+    return Fact("bank", "", body, tuple((f"EV{number}", text.encode()) for number, text in parts))
+
+
 #: Everything that the senders have to tell, in the order in which they do.
 FACTS = (
     invoice(1, "cus_a"),
@@ -203,6 +257,8 @@ FACTS = (
     invoice(2, "cus_a"),
     invoice(2, "cus_a", "_again"),
     feedback(1),
+    _subscription(2, "active"),
+    _payments(1, 2, 3),
     _refund(1, 1, 30),
     # Its grant comes later.
     _refund(2, 4, 10),
@@ -212,6 +268,10 @@ FACTS = (
     checkout("cus_c", "city"),
     invoice(5, "cus_c"),
     invoice(6, "cus_c"),
+    # Late, and of less than what is known.
+    _subscription(1, "incomplete"),
+    # Another content under a known id.
+    _fact("stripe", "evt_2", "invoice.paid", id="in_2", customer="cus_a", note="other"),
     _refund(3, 5, 100),
     invoice(7, "cus_nobody"),
 )
@@ -403,14 +463,14 @@ class Shop:
 DAY: Mapping[str, Callable[[Shop, str], None]] = MappingProxyType(
     {
         "first start": lambda shop, _: shop.make(),
-        "deliveries": lambda shop, app: shop.serve(FACTS[:6], lambda: shop.spend(*SPENT[0], app)),
+        "deliveries": lambda shop, app: shop.serve(FACTS[:8], lambda: shop.spend(*SPENT[0], app)),
         "worker": lambda shop, _: shop.work(),
-        "more deliveries": lambda shop, _: shop.serve(FACTS[6:10]),
+        "more deliveries": lambda shop, _: shop.serve(FACTS[8:12]),
         "link by hand": lambda shop, _: shop.link("cus_b", "bistro"),
         "checkpoint": lambda shop, _: shop.empty_wal(),
         "backup": lambda shop, _: shop.back_up(),
         "last deliveries": lambda shop, app: shop.serve(
-            FACTS[10:], lambda: shop.spend(*SPENT[1], app)
+            FACTS[12:], lambda: shop.spend(*SPENT[1], app)
         ),
         "worker again": lambda shop, _: shop.work(),
         "prune": lambda shop, _: shop.prune(),
@@ -500,6 +560,9 @@ class End(NamedTuple):
     owed: list[tuple[Any, ...]]
     #: Acts by hand; not the restores, of which each try is one.
     audit: list[tuple[Any, ...]]
+    resources: list[tuple[Any, ...]]
+    #: With the digest of what is not the event's content, as its bytes are pruned.
+    conflicts: list[tuple[Any, ...]]
 
 
 def end_of(path: Path, *, app: bool = True) -> End:
@@ -522,6 +585,18 @@ def end_of(path: Path, *, app: bool = True) -> End:
                 """
                 select action, target, actor, reason, json_extract(detail, '$.workspace')
                 from receiver_audit where action <> 'restore' order by id
+                """
+            ),
+            rows(
+                """
+                select kind, resource_id, state, fields, version, contested
+                from receiver_resources order by 1, 2
+                """
+            ),
+            rows(
+                """
+                select e.event_id, hex(c.content_sha256), c.resource, c.resolved_ms
+                from receiver_conflicts c join receiver_events e on e.id = c.event order by 1, 2
                 """
             ),
         )
@@ -608,6 +683,10 @@ def _broken(seen: Snapshot | Store) -> list[str]:
 def _forgotten(db: apsw.Connection, told: Sequence[Any]) -> list[str]:
     """What was told to somebody, and is not in the file."""
     events = dict(db.execute("select event_id, state from receiver_events"))
+    statement = """
+        select event_id from receiver_conflicts c join receiver_events e on e.id = c.event
+    """
+    conflicts = {one for (one,) in db.execute(statement)}
     customers = {one for (one,) in db.execute("select customer from receiver_links")}
     spent = {
         one for (one,) in db.execute("select subject from receiver_ledger where source = 'app'")
@@ -615,35 +694,49 @@ def _forgotten(db: apsw.Connection, told: Sequence[Any]) -> list[str]:
     faults = []
     for what in told:
         match what:
-            case Answered(fact, word) if fact.event_id not in events:
-                faults.append(f"{fact.event_id} was answered {word}, and is lost")
-            case Answered(fact, "done") if events[fact.event_id] != "done":
-                faults.append(f"{fact.event_id} was done, and is {events[fact.event_id]}")
+            case Answered(fact, word):
+                faults += _forgotten_events(fact, word, events, conflicts)
             case Linked(customer) if customer not in customers:
                 faults.append(f"the link of {customer} is lost")
             case Spent(request) if request not in spent:
                 faults.append(f"the spending {request} is lost")
             case Upgraded() if not db.table_exists(None, "receiver_later"):
                 faults.append("the upgrade is lost")
-    return faults + _forgotten_sends(db, told)
+    return faults + _torn_batches(events) + _forgotten_sends(db, told)
+
+
+def _torn_batches(events: Mapping[str, str]) -> list[str]:
+    """Those that nobody was told of are there whole, or not at all."""
+    there = [[event_id in events for event_id, _ in fact.parts] for fact in FACTS]
+    return [f"of a batch there is a part: {one}" for one in there if any(one) and not all(one)]
+
+
+def _forgotten_events(
+    fact: Fact, word: str, events: Mapping[str, str], conflicts: set[str]
+) -> list[str]:
+    faults = []
+    for event_id, _ in fact.parts:
+        if event_id not in events:
+            faults.append(f"{event_id} was answered {word}, and is lost")
+        elif word == "done" and events[event_id] != "done":
+            faults.append(f"{event_id} was done, and is {events[event_id]}")
+        elif word == "conflict" and event_id not in conflicts:
+            faults.append(f"{event_id} was answered {word}, and the conflict is lost")
+    return faults
 
 
 def _forgotten_bodies(db: apsw.Connection, told: Sequence[Any]) -> list[str]:
     if was_told(Pruning, told):
         return []
-    kept = dict(
-        db.execute(
-            """
-            select event_id, body
-            from receiver_events e join receiver_payloads p on p.event = e.id
-            """
-        )
-    )
-    facts = {one.fact for one in told if isinstance(one, Answered)}
+    statement = """
+        select e.event_id, p.body from receiver_events e join receiver_payloads p on p.event = e.id
+        union all
+        select e.event_id, c.body from receiver_events e join receiver_conflicts c on c.event = e.id
+    """
+    kept = set(db.execute(statement))
+    parts = {part for one in told if isinstance(one, Answered) for part in one.fact.parts}
     return [
-        f"{fact.event_id} was answered, and its body is lost"
-        for fact in facts
-        if kept.get(fact.event_id) != fact.body
+        f"{event_id} was answered, and its body is lost" for event_id, _ in sorted(parts - kept)
     ]
 
 
