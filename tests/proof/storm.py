@@ -32,6 +32,7 @@ from tests.service import (
     invoice,
     services,
     stripe_request,
+    until,
     word,
 )
 from tests.test_app import request
@@ -182,7 +183,13 @@ class Mailbox:
 
 
 def weather(
-    folder: Path, seed: int, seconds: float, sources: int, advance: Callable[[int], None]
+    folder: Path,
+    seed: int,
+    seconds: float,
+    sources: int,
+    advance: Callable[[int], None] = lambda done: None,
+    *,
+    idle: int = IDLE,
 ) -> Weathered:
     """Attack for so long, and until as many sources that do not exist were asked for."""
     with contextlib.ExitStack() as stack:
@@ -196,8 +203,10 @@ def weather(
         (folder / "api.key").write_text("sk_test_of_the_tests")
         text = CONFIG.replace("API", api.url).replace(":HTTP", f":{far.port}")
         service = stack.enter_context(services(folder))(text.replace(":SMTP", f":{port}"))
-        storm = Storm(service, seed, sources)
+        storm = Storm(service, seed, sources, idle)
         storm.blow(seconds, advance)
+        with contextlib.suppress(AssertionError):
+            until(lambda: bool(mailbox.taken and far.requests))
         peak_bytes = service.peak_bytes()
         faults = storm.faults + _left_behind(service, len(storm.took))
         faults += _badly_sent(far, mailbox)
@@ -218,10 +227,11 @@ def _answer_badly(far: Far, connection: socket.socket) -> None:
 class Storm:
     """Attackers on threads, each with chances of its own."""
 
-    def __init__(self, service: Service, seed: int, sources: int) -> None:
+    def __init__(self, service: Service, seed: int, sources: int, idle: int) -> None:
         self.service = service
         self.seed = seed
         self.sources = sources
+        self.idle = idle
         self.statuses: Counter[int] = Counter()
         self.took: list[float] = []
         self.faults: list[str] = []
@@ -257,7 +267,7 @@ class Storm:
     def _stall(self) -> None:
         """Connections that go no further; each is opened again when it is cut off."""
         with contextlib.ExitStack() as stack:
-            for _ in range(IDLE):
+            for _ in range(self.idle):
                 idle = stack.enter_context(self._connect())
                 idle.sendall(b"GET /x HTTP/1.1\r\nHost: h\r\n\r\n")
             while not self._over.wait(STEP_S):
