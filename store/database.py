@@ -181,6 +181,12 @@ class Store:
         self.clock = clock
         # Before the file is opened: a restore must not replace it meanwhile.
         self._lock = _lock(path)
+        if _has_lost_wal(self.path):
+            logger.error(
+                "%s-wal is missing: if it was removed, what was acknowledged last is lost; compare "
+                "with each sender: `receiver reconcile SOURCE --apply`",
+                self.path,
+            )
         try:
             self._open()
         except BaseException:
@@ -569,6 +575,13 @@ def _refuse_lost(path: Path) -> None:
             f"{path}: is gone, and {path_of(path)} says that it was there: `receiver restore` a "
             "backup, or remove that too to begin with an empty file"
         )
+
+
+def _has_lost_wal(path: str) -> bool:
+    # Whoever closes the file last removes the -shm before the -wal (sqlite3WalClose in wal.c), and
+    # whoever opens it makes the -wal first; both may happen between these looks.
+    wal, shm = Path(f"{path}-wal"), Path(f"{path}-shm")
+    return not exists(wal) and exists(shm) and not exists(wal)
 
 
 def _make_file(path: Path) -> None:

@@ -332,7 +332,7 @@ def _shm_missing(scene: Scene) -> None:
 
 
 def _wal_missing(scene: Scene) -> None:
-    """Nothing says that what was not moved into the file is lost; sent again, it is done once."""
+    """What was not moved into the file is lost; sent again, it is done once."""
     scene.begin()
     scene.service.stop()
     moved = [f"in_{number}" for number in scene.answered]
@@ -341,8 +341,8 @@ def _wal_missing(scene: Scene) -> None:
     scene.service.kill()
     _beside(scene, "-wal").unlink()
     scene.service.start()
+    scene.wait_for_line("ERROR .*-wal is missing: .*`receiver reconcile SOURCE --apply`")
     assert scene.service.rows("select subject from receiver_ledger") == [(one,) for one in moved]
-    assert scene.service.command("doctor").returncode == 0
     assert {scene.ask(number) for number in scene.answered} == {200}
     scene.take(3)
     scene.assert_kept()
@@ -513,8 +513,7 @@ FAULTS: Mapping[str, Fault] = MappingProxyType(
 FAULTS_OF_ROOT: Mapping[str, Fault] = MappingProxyType(
     {"disk full": _disk_full, "disk read-only": _read_only, "disk stuck": _stuck}
 )
-#: What a person must end, by a backup, a mount or a reconciliation. The server says so, but for a
-#: -wal that is missing at the start.
+#: What a person must end, as the server says: by a backup, a mount or a reconciliation.
 BY_HAND = (
     "file deleted",
     "-wal deleted",
