@@ -211,15 +211,20 @@ def test_what_is_no_good_certificate_refuses_deliveries_for_a_while_and_is_then_
     book.close()
 
 
-def test_a_host_that_is_down_is_asked_again_soon_and_nothing_is_refused_meanwhile() -> None:
-    clock = Clock()
+def of_a_host_that_is_down(clock: Clock) -> tuple[Book, list[str]]:
+    """A book, and what was asked for."""
     asked: list[str] = []
 
     def down(url: str) -> bytes:
         asked.append(url)
         raise Unreachable("down")
 
-    book = Book(clock, fetch=down)
+    return Book(clock, fetch=down), asked
+
+
+def test_a_host_that_is_down_is_asked_again_soon_and_nothing_is_refused_meanwhile() -> None:
+    clock = Clock()
+    book, asked = of_a_host_that_is_down(clock)
     book.want(URL)
     settled(book)
     assert book.get(URL) is None
@@ -253,13 +258,7 @@ def test_what_failed_before_the_clock_was_set_back_is_fetched_again() -> None:
 
 def test_fetches_before_the_clock_was_set_back_are_not_recent() -> None:
     clock = Clock()
-    asked: list[str] = []
-
-    def down(url: str) -> bytes:
-        asked.append(url)
-        raise Unreachable("down")
-
-    book = Book(clock, fetch=down)
+    book, asked = of_a_host_that_is_down(clock)
     clock.now_ms = NOW_MS + 86_400_000
     for number in range(certificate_book.FETCHES_FOR_ONE_MAX):
         book.want(f"{URL}-{number}")
