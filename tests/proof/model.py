@@ -350,13 +350,20 @@ class Model:
 
     def _run_stored(self, key: EventKey, *, leased: bool = False) -> str:
         event = self.events[key]
-        if not self._is_there(event.source) or event.body != "there":
+        judge = self._judge_of(event)
+        if judge is None or event.body != "there":
             self._settle(event, "quarantined")
             return "quarantined"
-        return self._run(key, event.source, leased=leased)
+        return self._run(key, judge, leased=leased)
 
     def _is_there(self, source: str) -> bool:
         return source == "stripe" or self.rules.there
+
+    def _judge_of(self, event: Event) -> str | None:
+        """The source by whose rules it is judged: where its own is gone, the one of its sender."""
+        if self._is_there(event.source):
+            return event.source
+        return "stripe" if event.content.kind in self.rules.kinds("stripe") else None
 
     def _copy(self) -> Books:
         return Books(*(dict(table) for table in self.books))  # type: ignore[arg-type]
@@ -451,7 +458,7 @@ class Model:
 
     def replay(self, key: EventKey) -> str | None:
         event = self.events[key]
-        if self._is_leased(event) or not self._is_there(event.source) or event.body != "there":
+        if self._is_leased(event) or self._judge_of(event) is None or event.body != "there":
             return None
         self.acts += 1
         return self._run_stored(key).removesuffix("!")
