@@ -49,6 +49,8 @@ def target_of(settings: Settings, named: Path | None, now_ms: int) -> Path:
         except OSError as error:
             raise Declined(f"{folder}: can't be made: {error.strerror}; name another") from error
         target = folder / _name(settings, now_ms)
+    if not target.parent.is_dir():
+        raise Declined(f"{target.parent}: there is no such folder; make it first")
     if _is_beside(settings, target):
         raise Declined(f"{target}: is a name that SQLite has a use for; name another")
     refuse_taken(target)

@@ -371,9 +371,11 @@ class Store:
     def check_identity(self) -> None:
         """Raises Replaced unless the file, -wal and -shm we use are the ones on disk."""
         if self._on_disk() != self._identity:
+            then = "start again" if exists(Path(self.path)) else "`receiver restore` a backup"
             raise Replaced(
-                f"{self.path}, its -wal or its -shm was replaced while it was open: what is "
-                "written now would not be in the file on disk. Stop what did it, then start again"
+                f"{self.path}, its -wal or its -shm was deleted or replaced while it was open: "
+                "what is written now would not be in the file on disk. Stop what did it, then "
+                f"{then}"
             )
 
     def begin_waiting(self) -> Tx:

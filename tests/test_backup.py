@@ -454,7 +454,7 @@ def test_a_folder_that_is_not_there_is_told(receiver: Command, tmp_path: Path) -
     ran = receiver("backup", str(tmp_path / "nowhere" / "a.db"))
 
     assert ran.code == 1
-    assert "can't be written" in ran.err
+    assert f"{tmp_path}/nowhere: there is no such folder; make it first" in ran.err
 
 
 # Restoring

@@ -73,7 +73,7 @@ def test_status_is_1_while_something_needs_a_person_and_names_the_command(
     assert "next: `receiver " in ran.out
     (line,) = quiet.out.splitlines()
     assert line.startswith(f"{name}: ")
-    assert "; receiver " in line
+    assert "; `receiver " in line
     (needs,) = json.loads(run("status", "--json").out)["needs"]
     assert f"{needs['name']} {needs['subject']}".rstrip() == name
 
@@ -94,7 +94,7 @@ def test_a_killed_server_needs_a_person_though_nothing_else_is_wrong(tmp_path: P
 
     assert (well.returncode, well.stdout) == (0, "")
     assert killed.returncode == 1
-    words = "server: none runs on the database, so nothing is received; receiver serve"
+    words = "server: none runs on the database, so nothing is received; `receiver serve`"
     assert killed.stdout == f"{words}\n"
     assert told["running"] == {"server": False, "workers": []}
     assert [one["name"] for one in told["needs"]] == ["server"]

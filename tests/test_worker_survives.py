@@ -174,7 +174,7 @@ def test_a_worker_whose_file_was_replaced_ends_and_sends_nothing(
     peer.gate.set()
 
     assert worker.process.wait(PATIENCE_S) == 1
-    assert "was replaced while it was open" in worker.log
+    assert "was deleted or replaced while it was open" in worker.log
     assert len(peer.seen) == 1
 
 

@@ -326,7 +326,7 @@ def test_a_replaced_wal_means_nothing_more_is_acknowledged(store: Store, tmp_pat
     with_writer(store, use, fatal=fatal)
 
     assert len(fatal) == 1
-    assert "was replaced" in fatal[0]
+    assert "was deleted or replaced" in fatal[0]
 
 
 def test_a_replaced_wal_is_seen_where_the_database_is_named_by_a_link(

@@ -74,7 +74,7 @@ def status(config: Path, as_json: bool, quiet: bool, ping: str | None) -> int:
         console.print_json(as_object(now, running, found))
     elif quiet:
         for one in found:
-            console.say(f"{_about(one)}: {one.words}; {one.command}")
+            console.say(f"{_about(one)}: {one.words}; `{one.command}`")
     else:
         _print(now, _processes(running, settings), found)
         for one in found:

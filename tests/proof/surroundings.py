@@ -278,7 +278,9 @@ def _ends(scene: Scene, harm: Callable[[], None]) -> None:
     harm()
     assert scene.until_refused() == 0
     assert scene.service.ended() == 1
-    scene.wait_for_line("CRITICAL stopped: .*was replaced while it was open.*start again")
+    scene.wait_for_line(
+        "CRITICAL stopped: .*was deleted or replaced while it was open.*start again"
+    )
 
 
 def _deleted(scene: Scene) -> None:
@@ -288,6 +290,7 @@ def _deleted(scene: Scene) -> None:
     scene.service.database.unlink()
     assert scene.until_refused() == 0
     assert scene.service.ended() == 1
+    scene.wait_for_line("CRITICAL stopped: .*was deleted or replaced .*`receiver restore` a backup")
     scene.service.start(wait=False)
     assert scene.service.ended() == 1
     scene.wait_for_line("receiver.db: is gone, .*`receiver restore`")
