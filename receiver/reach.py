@@ -56,6 +56,14 @@ class TlsSocket(ssl.SSLSocket):
         arm(self)
         return _count(self, super().recv_into(buffer, nbytes, flags))
 
+    def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
+        try:
+            return super().recv(buflen, flags)
+        except ConnectionError:
+            # Asked once before the handshake: ssl lets go of a connection that was reset by then.
+            self.close()
+            raise
+
     def send(self, data: Any, flags: int = 0) -> int:
         # This sendall calls it for each part.
         arm(self)

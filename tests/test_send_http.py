@@ -2,7 +2,9 @@
 
 import json
 import logging
+import select
 import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -13,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from receiver import exchange, send_http
+from receiver import exchange, reach, send_http
 from receiver.destinations import Http, Later, Never, Policy, Result, Senders, Sent, Unknown
 from receiver.presets import get
 from receiver.verify import Contract, Delivery, Secret, verify
@@ -36,6 +38,7 @@ from tests.far_side import (
     silent_port,
     unused_port,
 )
+from tests.service import PATIENCE_S
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nyes"
 SHORT_S = 0.3
@@ -516,6 +519,19 @@ def test_a_handshake_that_fails_is_failed_for_now(senders: Senders, script: Scri
     assert isinstance(result, Later)
     assert result.unreachable
     assert said(result)
+
+
+def test_a_connection_that_was_reset_before_its_handshake_is_closed() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        plain = reach.connect("127.0.0.1", listener.getsockname()[1], reach.Deadline(PATIENCE_S))
+        far, _ = listener.accept()
+        far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        far.close()
+        assert select.select([plain], [], [], PATIENCE_S)[0]
+
+        # What is left open is a warning, which is an error here.
+        with pytest.raises(ConnectionResetError):
+            reach.encrypt(plain, reach.trusting(), "localhost")
 
 
 def test_a_server_without_tls_is_failed_for_now(senders: Senders) -> None:
