@@ -23,7 +23,10 @@ README = (ROOT / "README.md").read_text()
 SERVER = {"starlette", "uvicorn", "uvloop", "httptools"}
 ENGINE = {"apsw", "msgspec", "jmespath", "structlog", "prometheus_client", "urllib3"}
 #: Those that end only when told to, take long or ask a sender: their examples are read, not run.
-LONG = {("serve",), ("work",), ("demo",), ("events", "tail"), ("send",), ("reconcile",)}
+LONG = {
+    *{("serve",), ("work",), ("demo",), ("selftest",), ("events", "tail"), ("send",)},
+    ("reconcile",),
+}
 #: What examples name, so that they find something.
 EVENT = "evt_1NirD82eZvKYlo2C"
 

@@ -620,7 +620,8 @@ def test_a_reload_lets_go_of_the_handlers_before_the_last(tmp_path: Path) -> Non
         first = reload(1)
         last = max(map(reload, range(2, 6)))
 
-    assert last - first < 2 * bulk
+    # Four more of them would be twice that.
+    assert last - first < 3 * bulk
 
 
 def test_what_a_reload_takes_away_is_named(start: Start, tmp_path: Path) -> None:
