@@ -305,6 +305,11 @@ class Settings(msgspec.Struct, frozen=True):
             return heirs[0]
         return None
 
+    def rules_of_stored(self, name: str, identity: str, event_type: str) -> tuple[Rule, ...]:
+        """The rules of the source that judges a stored event; none where there is no such one."""
+        source = self.source_of(name, identity, event_type)
+        return () if source is None else self.rules_for(source.name, event_type)
+
     def rules_for(self, source: str, event_type: str) -> tuple[Rule, ...]:
         """The rules for events of that type: those that link, those that project, the others."""
         known = self._rules_for.get((source, event_type))

@@ -241,7 +241,7 @@ def _replay(tx: Tx, *, processor: Processor, row: int, by: By, prepared: Prepare
 
 def _does_all_once(processor: Processor, known: Row, outcome: Outcome) -> bool:
     """Whether an event is done, by rules that do nothing but what is claimed by a key."""
-    matching = processor.settings.rules_for(known.endpoint, known.type)
+    matching = processor.settings.rules_of_stored(known.endpoint, known.source, known.type)
     # A link that was removed is made again, and a resource may be another by now.
     state = any(isinstance(rule.effect, Link | Project) for rule in matching)
     return outcome.word == "done" and bool(outcome.keys) and not state

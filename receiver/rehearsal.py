@@ -243,9 +243,7 @@ def _reason(seen: Snapshot, row: int) -> str | None:
 def _unprepared(seen: Snapshot, processor: Processor, row: int) -> Iterator[str]:
     known = inbox.by_row(seen, row)
     assert known is not None, "it was run just now"
-    settings = processor.settings
-    source = settings.source_of(known.endpoint, known.source, known.type)
-    for rule in () if source is None else settings.rules_for(source.name, known.type):
+    for rule in processor.settings.rules_of_stored(known.endpoint, known.source, known.type):
         if rule.prepare is not None:
             yield (
                 f"the prepare function {rule.prepare} was not run: {rule.operation} "

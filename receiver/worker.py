@@ -299,9 +299,7 @@ class Events(Group):
 
     def _prepare(self, processor: Processor, known: Row) -> Prepared:
         """What the rules' prepare functions give; with the network, so outside a transaction."""
-        settings = processor.settings
-        source = settings.source_of(known.endpoint, known.source, known.type)
-        rules = () if source is None else settings.rules_for(source.name, known.type)
+        rules = processor.settings.rules_of_stored(known.endpoint, known.source, known.type)
         if all(rule.prepare is None for rule in rules):
             return UNPREPARED
         try:

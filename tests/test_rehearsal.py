@@ -161,6 +161,33 @@ def test_a_replay_of_what_was_done_says_that_nothing_is_new(world: World, comman
     assert world.balance() == 100
 
 
+def test_of_an_event_that_links_it_is_not_said_though_its_source_was_renamed(
+    world: World, command: Command
+) -> None:
+    noted = (
+        CONFIG.partition("[[rules]]")[0].partition("[sources.connect]")[0]
+        + """
+[[rules]]
+operation = "link"
+source = "stripe"
+on = ["checkout"]
+link = { customer = "data.object.customer", workspace = "data.object.workspace" }
+
+[[rules]]
+operation = "note"
+source = "stripe"
+on = ["checkout"]
+record = { kind = "checkout", data = "{data.object.customer}" }
+"""
+    )
+    world.configure(noted)
+    world.stripe("evt_1", "checkout", customer="cus_1", workspace="acme")
+    renamed = noted.replace("[sources.stripe]", '[sources.payments]\nidentity = "stripe"')
+    world.configure(renamed.replace('source = "stripe"', 'source = "payments"'))
+
+    assert command("replay", "evt_1").out == "evt_1  done\n"
+
+
 def test_what_an_effect_undid_is_no_change(world: World, command: Command) -> None:
     world.invoice("evt_1", "in_1")
 

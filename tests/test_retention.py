@@ -329,6 +329,7 @@ def test_a_person_of_whom_only_a_refused_request_tells_is_redacted_too(
 
     assert ran.code == 0, ran.err
     assert "1 refused request emptied" in ran.out
+    assert " of " not in ran.out
     assert world.query("select body, headers from receiver_rejected") == [(None, None)]
     assert world.query("select action, target from receiver_audit") == [("redact", "rejection 1")]
 

@@ -348,16 +348,15 @@ def redact(
         rows = list(dict.fromkeys(rows))
         seek = functools.partial(retention.in_rejected, customer=customer or "")
         refused = look(seek) if customer else []
-        what = console.counted(len(rows), "event")
-        if refused:
-            what += f" and {console.counted(len(refused), 'refused request')}"
+        both = ((rows, "event"), (refused, "refused request"))
+        what = " and ".join(console.counted(len(each), noun) for each, noun in both if each)
         if dry_run or not (rows or refused):
             tell_found(config, store, rows, refused, what)
             return FINE
         if not yes:
             confirm(f"Empty {what} for ever?")
         done = redact_all(store, settings, rows, customer, operate.By(who, reason))
-    console.say(f"{done} of {what} emptied")
+    console.say(f"{done} of {what} emptied" if rows else f"{what} emptied")
     console.warn(
         "backups made before still have the data: remove them when you no longer need them"
     )
